@@ -1,0 +1,1 @@
+"""Tests of the settings, with real Celery apps and without a broker."""
