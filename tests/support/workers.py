@@ -150,7 +150,8 @@ class Worker:
         record_url: Where its tasks write what ran.
         app: `-A`; another module than the test project with `project`.
         project: Files to write beside it: `{"proj.py": "..."}`; on the module path.
-        name: The node name's first part; unique when not given.
+        name: The node name, or its first part; unique when not given.
+        command: Everything after `celery`, instead of what the other options make of it.
         loglevel: `-l`.
         gossip, mingle, heartbeat: Off unless a test is about them: they only make starts slow.
         env: More environment variables.
@@ -170,6 +171,7 @@ class Worker:
         app: str = PROJECT,
         project: Mapping[str, str] | None = None,
         name: str | None = None,
+        command: Sequence[str] = (),
         loglevel: str = "INFO",
         gossip: bool = False,
         mingle: bool = False,
@@ -177,7 +179,8 @@ class Worker:
         env: Mapping[str, str] | None = None,
     ) -> None:
         self.broker_url = broker_url
-        self.hostname = f"{name or 'w' + uuid.uuid4().hex[:10]}@test"
+        name = name or f"w{uuid.uuid4().hex[:10]}"
+        self.hostname = name if "@" in name else f"{name}@test"
         self.folder = Path(tempfile.mkdtemp(prefix="worker-"))
         self.log_file = self.folder / "worker.log"
         self._ready_file = self.folder / "ready"
@@ -198,6 +201,8 @@ class Worker:
             if not wanted:
                 self.command.append(f"--without-{option}")
         self.command += args
+        if command:
+            self.command = [*celery_command(), *command]
         self.env = clean_environment(
             [self.folder, ROOT],
             {

@@ -1,0 +1,31 @@
+"""Strategies for Celery workers on Redis: which queue, which priority level and which message comes next.
+
+Importing this package installs it in the process (:func:`install`): put it into ``imports`` (``CELERY_IMPORTS``) for
+workers, and import it where the app or its configuration is made for producers.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from celery_strategies.core.strategies import Strategy
+from celery_strategies.errors import ImproperlyConfigured, NotOurTransport, StrategiesError
+from celery_strategies.install import install
+
+if TYPE_CHECKING:
+    from celery_strategies.worker.consumer import StrategyConsumer
+
+__version__ = "0.1.0.dev0"
+__all__ = ("ImproperlyConfigured", "NotOurTransport", "StrategiesError", "Strategy", "StrategyConsumer", "install")
+
+
+def __getattr__(name: str) -> Any:
+    # Celery's consumer is heavy and of no use to a producer.
+    if name == "StrategyConsumer":
+        from celery_strategies.worker.consumer import StrategyConsumer
+
+        return StrategyConsumer
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+install()

@@ -1,0 +1,56 @@
+"""Which level a published task gets when nobody named one.
+
+Owns the wrap around Celery's task sender. Kombu writes ``priority: 0`` where none was given, and 0 is the highest
+level, so the default must be set before the message reaches Kombu.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from celery_strategies import settings as settings_module
+from celery_strategies.settings import Settings
+from celery_strategies.transport.redis import LEVELS_OPTION
+
+
+def carry_levels(connection: Any, settings: Settings) -> None:
+    """Let the channels of *connection* know ``strategies_priority_levels``."""
+    levels = settings.priority_levels
+    if levels is not None:
+        connection.transport_options[LEVELS_OPTION] = dict(levels) if isinstance(levels, Mapping) else levels
+
+
+def sender(amqp: Any, send_task_message: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap *send_task_message* so that every task of *amqp*'s app is published to its level."""
+    state: dict[str, Settings] = {}
+
+    def publish(producer: Any, name: str, message: Any, **options: Any) -> Any:
+        settings = state.get("settings")
+        if settings is None:
+            settings = state["settings"] = settings_module.load(amqp.app.conf)
+        if settings.priority_levels is not None:
+            carry_levels(producer.connection, settings)
+        if options.get("priority") is None:
+            level = _default_level(amqp, settings, options.get("queue"))
+            if level is not None:
+                options["priority"] = level
+        return send_task_message(producer, name, message, **options)
+
+    return publish
+
+
+def _default_level(amqp: Any, settings: Settings, queue: Any) -> int | None:
+    """Return the level of a task published to *queue* (a name, a Queue, None) without a priority."""
+    if queue is None:
+        queue = amqp.app.conf.task_default_queue
+    if isinstance(queue, str):
+        found = amqp.queues.get(queue) if queue in amqp.queues else None
+        name, declared = queue, found
+    else:
+        name, declared = queue.name, queue
+    maximum = None
+    if declared is not None:
+        maximum = (declared.queue_arguments or {}).get("x-max-priority", declared.max_priority)
+    levels = settings.levels_for(name, maximum)
+    return None if levels is None else settings.default_level(levels)

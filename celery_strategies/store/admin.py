@@ -1,0 +1,26 @@
+"""Calls for operators, over an ordinary blocking client."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from redis.exceptions import NoScriptError
+
+from celery_strategies.store import scripts
+from celery_strategies.store.keys import Keys
+from celery_strategies.store.store import TAKE_LIMIT
+
+
+def unsort_queue(client: Any, keys: Keys, queue: str) -> int:
+    """Move everything that was given back to *queue* to the heads of Kombu's lists; returns how many."""
+    total = 0
+    names = [keys.scratch, keys.returned(queue), *keys.inboxes(queue)]
+    while True:
+        try:
+            moved = int(client.evalsha(scripts.UNSORT.sha, len(names), *names, TAKE_LIMIT))
+        except NoScriptError:
+            client.script_load(scripts.UNSORT.source)
+            continue
+        total += moved
+        if moved < TAKE_LIMIT:
+            return total

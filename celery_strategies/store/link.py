@@ -1,0 +1,141 @@
+"""One connection to Redis for non-blocking calls, with the pushes of client tracking.
+
+Owns the order of replies: each packed command sent has one handler, called with the reply or the error.
+Never reconnects and never sends anything twice by itself: a call that may have been executed is its
+sender's to judge.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from time import monotonic
+from typing import Any
+
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError, ResponseError
+
+Handler = Callable[[Any], None]
+_PUSH = object()
+
+
+def _supports_push() -> bool:
+    try:
+        import hiredis
+    except ImportError:
+        return True
+    return hasattr(hiredis, "PushNotification")
+
+
+#: Whether the installed parser tells pushes from replies (hiredis before 3.2 does not).
+SUPPORTS_PUSH = _supports_push()
+
+
+class Link:
+    """Send packed commands over *connection* (a connected redis-py RESP3 connection).
+
+    *on_change* is called, without arguments, when a tracked key changed.
+    """
+
+    def __init__(self, connection: Any, on_change: Callable[[], None]) -> None:
+        self.connection = connection
+        self.busy = False
+        self._on_change = on_change
+        self._handlers: deque[tuple[Handler, float]] = deque()
+        self._lock = threading.RLock()
+        parser = connection._get_parser() if hasattr(connection, "_get_parser") else connection._parser
+        if hasattr(parser, "set_invalidation_push_handler"):
+            parser.set_invalidation_push_handler(self._pushed)
+        if hasattr(parser, "set_pubsub_push_handler"):
+            parser.set_pubsub_push_handler(lambda _: _PUSH)
+
+    def _pushed(self, _message: Any) -> object:
+        self._on_change()
+        return _PUSH
+
+    @property
+    def alive(self) -> bool:
+        """Whether the socket is open."""
+        return self.connection._sock is not None
+
+    @property
+    def pending(self) -> int:
+        """Number of replies still to come."""
+        return len(self._handlers)
+
+    def waited(self) -> float:
+        """Return the age of the oldest unanswered command, in seconds; 0 if all are answered."""
+        return monotonic() - self._handlers[0][1] if self._handlers else 0.0
+
+    def fileno(self) -> int:
+        """Return the socket's file descriptor."""
+        return int(self.connection._sock.fileno())
+
+    def send(self, packed: bytes, *handlers: Handler) -> None:
+        """Send *packed*, one or more commands, with one handler for each.
+
+        Raises:
+            redis.exceptions.ConnectionError: the connection is gone.
+        """
+        if not self.alive:
+            # redis-py would connect again by itself, outside of any session.
+            raise RedisConnectionError("Connection to Redis is closed")
+        now = monotonic()
+        self._handlers.extend((handler, now) for handler in handlers)
+        self.connection.send_packed_command([packed], check_health=False)
+
+    def pump(self) -> None:
+        """Handle every reply and push that has arrived, also those already in the parser's buffer."""
+        while self.alive and self.connection.can_read(timeout=0):
+            self.read_one()
+
+    def read_one(self) -> None:
+        """Read one reply or push, waiting for it if it has not arrived whole."""
+        self.busy = True
+        try:
+            reply = self.connection.read_response(disable_decoding=True, push_request=True)
+        except ResponseError as exc:
+            reply = exc
+        except RedisConnectionError as exc:
+            # An error reply such as -LOADING is a ConnectionError to redis-py, with the socket left open.
+            if not self._handlers or not self.alive:
+                raise
+            reply = exc
+        finally:
+            self.busy = False
+        if reply is _PUSH:
+            return
+        if not self._handlers:
+            raise RedisConnectionError("Redis sent a reply that nobody asked for")
+        handler, _ = self._handlers.popleft()
+        handler(reply)
+
+    def call(self, packed: bytes) -> Any:
+        """Send one command and wait for its reply, handling what comes before it.
+
+        Raises:
+            redis.exceptions.RedisError: the server's error reply, or the connection is gone.
+        """
+        with self._lock:
+            answer: list[Any] = []
+            self.send(packed, answer.append)
+            while not answer:
+                self.read_one()
+        if isinstance(answer[0], RedisError):
+            raise answer[0]
+        return answer[0]
+
+    def call_all(self, commands: list[bytes]) -> list[Any]:
+        """Send several commands at once and wait for their replies; errors are returned, not raised."""
+        with self._lock:
+            answers: list[Any] = []
+            self.send(b"".join(commands), *([answers.append] * len(commands)))
+            while len(answers) < len(commands):
+                self.read_one()
+        return answers
+
+    def close(self) -> None:
+        """Close the socket; outstanding handlers are dropped."""
+        self._handlers.clear()
+        self.connection.disconnect()

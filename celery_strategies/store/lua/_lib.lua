@@ -1,0 +1,106 @@
+-- Shared helpers, prepended to every script by the loader (store/scripts.py).
+-- Defines locals only and touches no key by itself.
+local call, try = redis.call, redis.pcall
+local sub, find, format = string.sub, string.find, string.format
+
+-- Width of one level in the scores of a returned set: level * BAND + place.
+-- Ten levels stay below 2^51, so every score is an exact double.
+local BAND = 140737488355328
+
+local function int(number)
+  return format('%.0f', number)
+end
+
+-- Server time in microseconds; a test may inject its own.
+local function clock(injected)
+  if injected ~= '' then
+    return tonumber(injected)
+  end
+  local t = call('TIME')
+  return t[1] * 1000000 + t[2]
+end
+
+local function is_object(value, name, text)
+  if type(value) ~= 'table' or #value > 0 then
+    return false
+  end
+  -- cjson decodes {} and [] alike.
+  return next(value) ~= nil or not find(text, '"' .. name .. '"%s*:%s*%[')
+end
+
+-- Why a raw message cannot become an unacked record, or nil. One record that a stock
+-- worker cannot decode makes its whole recovery fail, hence the check before the write.
+-- A leading string body (Kombu's own order) is skipped, not decoded: that is where the bytes are.
+local function problem(raw)
+  local text = raw
+  local _, quote = find(raw, '^%s*{%s*"body"%s*:%s*"')
+  if quote then
+    local close = find(raw, '"', quote + 1, true)
+    local escape = find(raw, '\\', quote + 1, true)
+    if close and (not escape or escape > close) then
+      local _, comma = find(raw, '^%s*,', close + 1)
+      if comma then
+        text = '{' .. sub(raw, comma + 1)
+      end
+    end
+  end
+  local ok, message = pcall(cjson.decode, text)
+  if not ok then
+    return 'not JSON'
+  end
+  if type(message) ~= 'table' then
+    return 'not a JSON object'
+  end
+  if not is_object(message.headers, 'headers', text) then
+    return 'headers are not an object'
+  end
+  local properties = message.properties
+  if not is_object(properties, 'properties', text) then
+    return 'properties are not an object'
+  end
+  if not is_object(properties.delivery_info, 'delivery_info', text) then
+    return 'delivery_info is not an object'
+  end
+  local tag = properties.delivery_tag
+  if type(tag) ~= 'string' and type(tag) ~= 'number' then
+    return 'no delivery_tag'
+  end
+  return nil
+end
+
+-- Remove settled tags; returns those that were no longer held. Tags are minted once, so
+-- removing one that is gone touches nobody else's record.
+local function settle(unacked, unacked_index, holder, tags)
+  local lost = {}
+  if #tags == 0 then
+    return lost
+  end
+  local scores = call('ZMSCORE', unacked_index, unpack(tags))
+  for i = 1, #tags do
+    if not scores[i] then
+      lost[#lost + 1] = tags[i]
+    end
+  end
+  call('HDEL', unacked, unpack(tags))
+  call('ZREM', unacked_index, unpack(tags))
+  call('HDEL', holder, unpack(tags))
+  return lost
+end
+
+-- The raw message inside an unacked record '[raw,"","queue"]', or nil.
+local function raw_of(record, suffix)
+  if record and sub(record, 1, 1) == '[' and sub(record, -#suffix) == suffix then
+    return sub(record, 2, #record - #suffix)
+  end
+  return nil
+end
+
+-- Wake up to `count` parked workers. Members of a parked set are the workers' own wake keys;
+-- writing one invalidates what its worker tracks.
+local function wake_parked(parked, count)
+  local popped = call('ZPOPMAX', parked, count)
+  for i = 1, #popped, 2 do
+    call('SET', popped[i], '1', 'PX', 30000)
+  end
+  return #popped / 2
+end

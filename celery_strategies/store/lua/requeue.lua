@@ -1,0 +1,35 @@
+-- Requeue one held message at the tail of its level, marked as redelivered.
+--
+-- KEYS[1] scratch string: never exists
+-- KEYS[2] unacked hash: Kombu's records
+-- KEYS[3] unacked_index zset: tag -> seconds
+-- KEYS[4] holder hash: tag -> place
+-- KEYS[5] inbox list: where the message goes, at the left
+-- ARGV[1] tag text
+-- ARGV[2] suffix text of the record
+-- Returns 1 if it was requeued, 0 if this worker did not hold it
+-- Invariant: the inbox has the message before its record goes
+call('DEL', KEYS[1])
+local tag = ARGV[1]
+local raw = call('HEXISTS', KEYS[4], tag) == 1 and raw_of(call('HGET', KEYS[2], tag), ARGV[2])
+if not raw then
+  call('HDEL', KEYS[4], tag)
+  return 0
+end
+-- Insert the mark into the last delivery_info, where Kombu writes it; keep the bytes if that is not it.
+local text, from = raw, 1
+while true do
+  local start, stop = find(raw, '"delivery_info"%s*:%s*{', from)
+  if not start then
+    break
+  end
+  local empty = find(raw, '^%s*}', stop + 1)
+  text = sub(raw, 1, stop) .. '"redelivered": true' .. (empty and '' or ', ') .. sub(raw, stop + 1)
+  from = stop + 1
+end
+if find(raw, '"redelivered"', 1, true) or problem(text) then
+  text = raw
+end
+call('LPUSH', KEYS[5], text)
+settle(KEYS[2], KEYS[3], KEYS[4], {tag})
+return 1

@@ -1,0 +1,95 @@
+"""The Lua scripts, and the contract each one states in its header.
+
+Owns loading, checking and naming of ``lua/*.lua``. A script's header lists its ``KEYS`` and ``ARGV`` by name;
+the Python side declares the same names, and :func:`load` refuses at import when the two, or the use of an
+index in the body, disagree.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from hashlib import sha1
+from importlib.resources import files
+
+_ENTRY = re.compile(r"^-- (KEYS|ARGV)\[(\d+|\.\.\.)(\+?)\] (\w+):?\s+(.+)$")
+_USE = re.compile(r"\b(KEYS|ARGV)\[(\d+)\]")
+_REQUIRED = ("-- Returns ", "-- Invariant: ")
+
+
+class ScriptContractError(ImportError):
+    """A script's header, its body and its Python caller disagree."""
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """One loaded script.
+
+    *source* is what the server gets (shared helpers first); *sha* is what ``EVALSHA`` names.
+    """
+
+    name: str
+    source: bytes
+    sha: str
+
+
+@cache
+def _text(name: str) -> str:
+    return files("celery_strategies.store").joinpath("lua", f"{name}.lua").read_text("utf-8")
+
+
+def load(name: str, *, keys: tuple[str, ...], argv: tuple[str, ...]) -> Script:
+    """Load ``lua/<name>.lua`` and check that its header declares exactly *keys* and *argv*.
+
+    Raises:
+        ScriptContractError: names, order or indices differ, or a required header line is missing.
+    """
+    text = _text(name)
+    header = [line for line in text.splitlines() if line.startswith("--")]
+    body = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("--"))
+    for required in _REQUIRED:
+        if not any(line.startswith(required) for line in header):
+            raise ScriptContractError(f"{name}.lua: header has no line {required.strip()!r}")
+    for table, wanted in (("KEYS", keys), ("ARGV", argv)):
+        entries = [match.groups() for line in header if (match := _ENTRY.match(line)) and match[1] == table]
+        declared = tuple(entry[3] for entry in entries)
+        if declared != wanted:
+            raise ScriptContractError(f"{name}.lua declares {table} {declared}, its caller {wanted}")
+        fixed = [int(entry[1]) for entry in entries if entry[1] != "..." and not entry[2]]
+        is_open = any(entry[2] or entry[1] == "..." for entry in entries)
+        if fixed != list(range(1, len(fixed) + 1)):
+            raise ScriptContractError(f"{name}.lua: {table} are not numbered from 1")
+        used = {int(index) for which, index in _USE.findall(body) if which == table}
+        if not is_open and used and max(used) > len(fixed):
+            raise ScriptContractError(f"{name}.lua uses {table}[{max(used)}], which its header does not name")
+    source = f"{_text('_lib')}\n{text}".encode()
+    return Script(name, source, sha1(source, usedforsecurity=False).hexdigest())
+
+
+TAKE = load(
+    "take",
+    keys=("wake", "sequence", "unacked", "unacked_index", "holder", "sources"),
+    argv=("worker", "strategy", "byte_limit", "source_count", "sources", "call"),
+)
+SETTLE = load("settle", keys=("scratch", "unacked", "unacked_index", "holder"), argv=("tags",))
+RESTORE = load(
+    "restore", keys=("scratch", "unacked", "unacked_index", "items"), argv=("limit", "started", "items")
+)
+REQUEUE = load(
+    "requeue", keys=("scratch", "unacked", "unacked_index", "holder", "inbox"), argv=("tag", "suffix")
+)
+SET_ASIDE = load(
+    "set_aside",
+    keys=("scratch", "unacked", "unacked_index", "holder", "set_aside"),
+    argv=("tag", "suffix", "reason", "worker"),
+)
+JOIN = load("join", keys=("scratch", "holder"), argv=("session", "ttl"))
+LEAVE = load("leave", keys=("holder",), argv=())
+REFRESH = load("refresh", keys=("scratch", "unacked_index", "holder"), argv=("ttl", "now", "tags"))
+EXPIRED = load("expired", keys=("unacked_index",), argv=("timeout", "count", "now"))
+WATCH = load("watch", keys=("wake", "sources"), argv=("watchers", "stale", "now"))
+UNWATCH = load("unwatch", keys=("wake", "sources"), argv=())
+UNSORT = load("unsort", keys=("scratch", "returned", "inbox"), argv=("count",))
+
+ALL = (TAKE, SETTLE, RESTORE, REQUEUE, SET_ASIDE, JOIN, LEAVE, REFRESH, EXPIRED, WATCH, UNWATCH, UNSORT)

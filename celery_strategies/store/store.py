@@ -1,0 +1,245 @@
+"""Calls of the scripts as packed commands, and their replies as typed values.
+
+Owns the order of every script's keys and arguments. Does no I/O: a call is bytes for whoever has a
+connection, so the same code serves the reader's non-blocking link, a blocking client and the tests.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from celery_strategies.core.strategies import Strategy
+from celery_strategies.store import scripts
+from celery_strategies.store.keys import Keys
+from celery_strategies.store.scripts import Script
+
+#: Most messages one take hands out.
+TAKE_LIMIT = 64
+#: A take stops adding messages once their bodies are this many bytes together.
+BYTE_LIMIT = 1024 * 1024
+#: Most tags one settling call names (bounded by Lua's unpack).
+TAG_LIMIT = 500
+
+Argument = str | bytes | int | float
+
+
+def pack(*args: Argument) -> tuple[int, bytes]:
+    """Encode arguments as RESP bulk strings; returns their number and the bytes."""
+    out = []
+    for arg in args:
+        value = arg if isinstance(arg, bytes) else str(arg).encode()
+        out.append(b"$%d\r\n%b\r\n" % (len(value), value))
+    return len(args), b"".join(out)
+
+
+def command(*parts: tuple[int, bytes]) -> bytes:
+    """Join packed parts into one command."""
+    return b"*%d\r\n" % sum(count for count, _ in parts) + b"".join(data for _, data in parts)
+
+
+def evalsha(script: Script, keys: Sequence[str], *argv: Argument) -> bytes:
+    """Return a packed ``EVALSHA``."""
+    return command(pack("EVALSHA", script.sha, len(keys), *keys, *argv))
+
+
+def load_scripts() -> list[bytes]:
+    """Return one packed ``SCRIPT LOAD`` for each script."""
+    return [command(pack("SCRIPT", "LOAD", script.source)) for script in scripts.ALL]
+
+
+def suffix_of(queue: str) -> str:
+    """Return what follows the message in Kombu's unacked record: exchange ``""``, routing key *queue*.
+
+    With the default exchange a stock worker restores the message to that queue and to no other.
+    """
+    return f',"",{json.dumps(queue)}]'
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a held message came from: list 0-9, level, number of its first take, deliveries, source."""
+
+    list: int
+    level: int
+    number: int
+    deliveries: int
+    queue: str
+
+    @classmethod
+    def parse(cls, value: bytes) -> Place:
+        """Read a holder entry, as take writes it."""
+        step, level, number, deliveries, suffix = value.decode().split(":", 4)
+        return cls(int(step), int(level), int(number), int(deliveries), json.loads(f"[0{suffix}")[2])
+
+
+@dataclass(frozen=True, slots=True)
+class SourceKeys:
+    """What take must know of one source: its queue, its levels (None: each list is one), its active lists."""
+
+    queue: str
+    levels: int | None
+    lists: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """One message handed out by take. *source* indexes the sources of that take."""
+
+    source: int
+    tag: str
+    list: int
+    deliveries: int
+    raw: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Reply of take. *valid* is false when another session of this worker has begun since."""
+
+    valid: bool
+    turn: int = 0
+    more: bool = False
+    deliveries: tuple[Delivery, ...] = ()
+    set_aside: tuple[tuple[int, str, str], ...] = ()
+    broken: tuple[tuple[int, str], ...] = ()
+    lost: tuple[str, ...] = ()
+
+    @classmethod
+    def parse(cls, reply: Sequence[Any]) -> Grant:
+        """Read take's reply."""
+        if not reply[0]:
+            return cls(valid=False)
+        _, turn, more, flat, bad, broken, lost = reply
+        deliveries = tuple(
+            Delivery(flat[i], flat[i + 1].decode(), flat[i + 2], flat[i + 3], flat[i + 4])
+            for i in range(0, len(flat), 5)
+        )
+        return cls(
+            valid=True,
+            turn=turn,
+            more=bool(more),
+            deliveries=deliveries,
+            set_aside=tuple(
+                (bad[i], bad[i + 1].decode(), bad[i + 2].decode()) for i in range(0, len(bad), 3)
+            ),
+            broken=tuple((broken[i], broken[i + 1].decode()) for i in range(0, len(broken), 2)),
+            lost=tuple(tag.decode() for tag in lost),
+        )
+
+
+class TakePlan:
+    """The part of a take that stays the same while the sources do, packed once."""
+
+    __slots__ = ("_head", "_tail", "sources")
+
+    def __init__(self, keys: Keys, worker: str, strategy: Strategy, sources: Sequence[SourceKeys]) -> None:
+        self.sources = tuple(sources)
+        names = [
+            keys.wake(worker),
+            keys.sequence,
+            keys.unacked,
+            keys.unacked_index,
+            keys.holder(worker),
+        ]
+        argv: list[Argument] = [worker, int(strategy), BYTE_LIMIT, len(sources)]
+        for source in sources:
+            queue = source.queue
+            names += [keys.set_aside(queue), keys.watchers(queue), keys.parked(queue), keys.returned(queue)]
+            names += [keys.inbox(queue, step) for step in source.lists]
+            argv += [suffix_of(queue), source.levels or 0, len(source.lists), *source.lists]
+        self._head = pack("EVALSHA", scripts.TAKE.sha, len(names), *names)
+        self._tail = pack(*argv)
+
+    def call(
+        self, session: str, n: int, *, turn: int = 0, idle: bool = False, tags: Iterable[str] = (), now: int | str = ""
+    ) -> bytes:
+        """Return a packed take of up to *n* messages that settles *tags*.
+
+        *turn* is the index of the source from which round robin looks on; *idle* says that this worker is
+        registered as watching or parked; *now* overrides the server's clock, in microseconds (tests).
+        """
+        return command(self._head, self._tail, pack(session, n, turn, int(idle), now, *tags))
+
+
+class Store:
+    """Calls for one worker on one broker."""
+
+    def __init__(self, keys: Keys, worker: str) -> None:
+        self.keys = keys
+        self.worker = worker
+
+    def _unacked(self) -> list[str]:
+        return [self.keys.scratch, self.keys.unacked, self.keys.unacked_index]
+
+    def settle(self, tags: Iterable[str]) -> bytes:
+        """Acknowledge *tags*, or reject them for good; replies with those not held any more."""
+        return evalsha(scripts.SETTLE, [*self._unacked(), self.keys.holder(self.worker)], *tags)
+
+    def restore(
+        self, items: Sequence[tuple[str, bytes]], *, limit: bytes | str = "", started: bool = False
+    ) -> bytes:
+        """Put held messages back to their places.
+
+        *items* are (tag, holder entry), of any worker; *limit* is a time in seconds: entries refreshed since
+        then are left alone; *started* counts the delivery.
+        """
+        names, argv = self._unacked(), [limit, int(started)]
+        for tag, entry in items:
+            queue = Place.parse(entry).queue
+            names += [self.keys.holder(worker_of(tag)), self.keys.returned(queue)]
+            argv += [tag, entry, suffix_of(queue)]
+        return evalsha(scripts.RESTORE, names, *argv)
+
+    def requeue(self, tag: str, queue: str, step: int) -> bytes:
+        """Move a held message to the tail of list *step* of *queue*."""
+        names = [*self._unacked(), self.keys.holder(self.worker), self.keys.inbox(queue, step)]
+        return evalsha(scripts.REQUEUE, names, tag, suffix_of(queue))
+
+    def set_aside(self, tag: str, queue: str, reason: str) -> bytes:
+        """Move a held message to the stream of messages that could not be run."""
+        names = [*self._unacked(), self.keys.holder(self.worker), self.keys.set_aside(queue)]
+        return evalsha(scripts.SET_ASIDE, names, tag, suffix_of(queue), reason, self.worker)
+
+    def join(self, session: str, ttl: int) -> bytes:
+        """Open *session*; replies with tag, entry, … of what this worker still holds. *ttl* in ms."""
+        return evalsha(scripts.JOIN, [self.keys.scratch, self.keys.holder(self.worker)], session, ttl)
+
+    def leave(self) -> bytes:
+        """Forget this worker's holder if it is empty; replies with the number of messages held."""
+        return evalsha(scripts.LEAVE, [self.keys.holder(self.worker)])
+
+    def refresh(self, tags: Iterable[str], ttl: int, now: int | str = "") -> bytes:
+        """Renew the time stamps of held *tags*; replies with how many are still held. *ttl* in ms."""
+        names = [self.keys.scratch, self.keys.unacked_index, self.keys.holder(self.worker)]
+        return evalsha(scripts.REFRESH, names, ttl, now, *tags)
+
+    def expired(self, timeout: float, count: int, now: int | str = "") -> bytes:
+        """List up to *count* tags not refreshed for *timeout* seconds, after the limit in seconds."""
+        return evalsha(scripts.EXPIRED, [self.keys.unacked_index], timeout, count, now)
+
+    def watch(self, queues: Sequence[str], *, watchers: int, stale: int, now: int | str = "") -> bytes:
+        """Register as idle on *queues*; replies with 1 (watch) or 0 (parked) for each. *stale* in ms."""
+        return evalsha(scripts.WATCH, self._idle_keys(queues), watchers, stale, now)
+
+    def unwatch(self, queues: Sequence[str]) -> bytes:
+        """Leave the idle workers of *queues*; replies with the number of workers woken instead."""
+        return evalsha(scripts.UNWATCH, self._idle_keys(queues))
+
+    def _idle_keys(self, queues: Sequence[str]) -> list[str]:
+        names = [self.keys.wake(self.worker)]
+        for queue in queues:
+            names += [self.keys.watchers(queue), self.keys.parked(queue)]
+        return names
+
+
+def unsort(keys: Keys, queue: str, count: int = TAKE_LIMIT) -> bytes:
+    """Move up to *count* given-back messages to Kombu's lists; replies with how many."""
+    return evalsha(scripts.UNSORT, [keys.scratch, keys.returned(queue), *keys.inboxes(queue)], count)
+
+
+def worker_of(tag: str) -> str:
+    """Return the worker id inside a delivery tag that take minted; any other tag gives a name nobody has."""
+    return tag.rpartition(":")[0]

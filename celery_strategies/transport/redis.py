@@ -1,0 +1,270 @@
+"""Kombu's Redis transport with a reader behind the channels that have one.
+
+Owns what differs from :mod:`kombu.transport.redis`: a channel whose *sources* are read by a
+:class:`~celery_strategies.transport.reader.Reader`, priority levels, and counts that include what only our
+workers can see. A channel without sources is Kombu's: reply queues, fanout, ``basic_get`` and producers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import redis
+from kombu.transport import redis as kombu_redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from celery_strategies.core.levels import LISTS, list_for
+from celery_strategies.errors import ImproperlyConfigured
+from celery_strategies.settings import Settings
+from celery_strategies.store.keys import Keys
+from celery_strategies.transport.reader import Reader
+
+#: Transport option that carries ``strategies_priority_levels`` to channels.
+LEVELS_OPTION = "strategies_levels"
+#: Seconds that the reader waits for the rest of a reply where the user set no ``socket_timeout``.
+READ_TIMEOUT = 15.0
+
+
+class StrategyQoS(kombu_redis.QoS):
+    """Kombu's bookkeeping, except for the delivery tags that a reader's take minted."""
+
+    def ack(self, delivery_tag: str) -> None:
+        """Acknowledge: ours go to the reader, which batches them."""
+        reader = self.channel.reader
+        if reader is not None and reader.owns(delivery_tag):
+            reader.settle(delivery_tag)
+        else:
+            super().ack(delivery_tag)
+
+    def reject(self, delivery_tag: str, requeue: bool = False) -> None:
+        """Reject: a requeued message of ours goes to the tail of its level."""
+        reader = self.channel.reader
+        if reader is None or not reader.owns(delivery_tag):
+            super().reject(delivery_tag, requeue=requeue)
+        elif requeue:
+            reader.requeue(delivery_tag)
+        else:
+            reader.settle(delivery_tag)
+
+
+class ChannelMixin:
+    """What our channels add to Kombu's, plain or Sentinel."""
+
+    QoS = StrategyQoS
+    reader: Reader | None = None
+    _for_reader = False
+
+    # -- the reader's side ------------------------------------------------------------------------------------
+
+    def strategy_keys(self: Any) -> Keys:
+        """Return the key names of this channel's broker."""
+        return Keys(
+            prefix=self.global_keyprefix,
+            sep=self.sep,
+            unacked_name=self.unacked_key,
+            unacked_index_name=self.unacked_index_key,
+        )
+
+    def reader_pool(self: Any) -> redis.ConnectionPool:
+        """Return a connection pool for a reader: RESP3, and nothing is ever sent twice by itself."""
+        manager = getattr(self, "_sentinel_manager", None)
+        self._for_reader = True
+        try:
+            return self._get_pool()
+        finally:
+            self._for_reader = False
+            mine = getattr(self, "_sentinel_manager", None)
+            if mine is not manager:
+                self._reader_sentinel, self._sentinel_manager = mine, manager
+
+    def _connparams(self: Any, asynchronous: bool = False) -> dict[str, Any]:
+        params: dict[str, Any] = super()._connparams(asynchronous)  # type: ignore[misc]
+        if self._for_reader:
+            params.update(
+                protocol=3,
+                retry=Retry(NoBackoff(), 0),
+                retry_on_timeout=False,
+                health_check_interval=0,
+                socket_timeout=params.get("socket_timeout") or READ_TIMEOUT,
+            )
+            # A pool of its own, so that publishing never waits for it.
+            params["max_connections"] = 4
+        return params
+
+    def attach_reader(self: Any, reader: Reader) -> None:
+        """Have the task queues consumed on this channel read by *reader*."""
+        self.reader = reader
+        # ``ack_emulation = False`` made Kombu pick a class that would never settle our tags.
+        self.QoS = StrategyQoS
+        self._qos = None
+
+    def restore_foreign(self: Any, tags: Iterable[str]) -> int:
+        """Restore unacked messages of stock workers by Kombu's own rules; returns how many."""
+        count = 0
+        with self.conn_or_acquire() as client:
+            try:
+                with kombu_redis.Mutex(client, self.unacked_mutex_key, self.unacked_mutex_expire):
+                    for tag in tags:
+                        self.qos.restore_by_tag(tag, client)
+                        count += 1
+            except kombu_redis.MutexHeld:
+                pass
+        return count
+
+    # -- consuming ----------------------------------------------------------------------------------------------
+
+    def basic_consume(self: Any, queue: str, no_ack: bool, callback: Any, consumer_tag: str, **kwargs: Any) -> Any:
+        """Consume *queue*: by the reader if it is one of its task queues, else by Kombu."""
+        reader = self.reader
+        if reader is None or queue in self._fanout_queues or not reader.accepts(queue):
+            return super().basic_consume(queue, no_ack, callback, consumer_tag, **kwargs)  # type: ignore[misc]
+        self._tag_to_queue[consumer_tag] = queue
+        self._consumers.add(consumer_tag)
+        reader.bind(self, queue, callback, no_ack=no_ack, levels=self._levels_of(queue))
+        return None
+
+    def _basic_cancel(self: Any, consumer_tag: str) -> Any:
+        queue = self._tag_to_queue.get(consumer_tag)
+        reader = self.reader
+        if reader is None or queue is None or queue in self._active_queues or not reader.bound(queue):
+            return super()._basic_cancel(consumer_tag)  # type: ignore[misc]
+        self._consumers.discard(consumer_tag)
+        self._tag_to_queue.pop(consumer_tag, None)
+        reader.unbind(self, queue)
+        return None
+
+    # -- levels -------------------------------------------------------------------------------------------------
+
+    def _levels_of(self: Any, queue: str) -> int | None:
+        levels = self.connection.client.transport_options.get(LEVELS_OPTION)
+        maximum = self.connection.max_priorities.get(queue)
+        if levels is None and maximum is None:
+            return None
+        return Settings(priority_levels=levels).levels_for(queue, maximum)
+
+    def _new_queue(self: Any, queue: str, auto_delete: bool = False, **kwargs: Any) -> None:
+        maximum = (kwargs.get("arguments") or {}).get("x-max-priority")
+        if maximum is not None:
+            self.connection.max_priorities[queue] = maximum
+        super()._new_queue(queue, auto_delete, **kwargs)  # type: ignore[misc]
+
+    def _q_for_pri(self: Any, queue: str, pri: int) -> str:
+        levels = self._levels_of(queue)
+        if levels is None:
+            return str(super()._q_for_pri(queue, pri))  # type: ignore[misc]
+        return Keys(sep=self.sep).inbox(queue, list_for(pri, levels, 0))
+
+    # -- counting: everything that waits, wherever it is --------------------------------------------------------
+
+    def _raw_call(self: Any, *commands: tuple[Any, ...]) -> list[Any]:
+        """Run commands on keys that carry the prefix already."""
+        with redis.Redis(connection_pool=self.pool).pipeline(transaction=False) as pipe:
+            for command in commands:
+                pipe.execute_command(*command)
+            return list(pipe.execute())
+
+    def _size(self: Any, queue: str) -> int:
+        keys = self.strategy_keys()
+        return sum(
+            self._raw_call(*(("LLEN", inbox) for inbox in keys.inboxes(queue)), ("ZCARD", keys.returned(queue)))
+        )
+
+    def _purge(self: Any, queue: str) -> int:
+        keys = self.strategy_keys()
+        size = self._size(queue)
+        self._raw_call(("DEL", *keys.inboxes(queue), keys.returned(queue)))
+        return int(size)
+
+    def _has_queue(self: Any, queue: str, **kwargs: Any) -> bool:
+        keys = self.strategy_keys()
+        return bool(self._raw_call(("EXISTS", *keys.inboxes(queue), keys.returned(queue)))[0])
+
+    def _delete(self: Any, queue: str, exchange: str, routing_key: str, pattern: str, *args: Any, **kwargs: Any) -> None:
+        super()._delete(queue, exchange, routing_key, pattern, *args, **kwargs)  # type: ignore[misc]
+        self._purge(queue)
+
+    def close(self: Any) -> None:
+        """Close the channel; what a reader holds outlives it."""
+        super().close()  # type: ignore[misc]
+        manager = self.__dict__.pop("_reader_sentinel", None)
+        if manager is not None and hasattr(manager, "close"):
+            manager.close()
+
+
+class Poller(kombu_redis.MultiChannelPoller):
+    """Kombu's poller, with a reader's descriptors where no hub polls them (green pools, programs)."""
+
+    reader: Reader | None = None
+
+    def on_poll_start(self) -> None:
+        """Let Kombu's channels and the reader send what they have to send."""
+        super().on_poll_start()
+        if self.reader is not None:
+            self.reader.on_tick()
+            for fd in self._reader_fds():
+                self.poller.register(fd, self.eventflags)
+
+    def _reader_fds(self) -> list[int]:
+        reader = self.reader
+        if reader is None:
+            return []
+        fd = reader.fileno()
+        return [reader.waker.fileno()] + ([fd] if fd is not None else [])
+
+    def handle_event(self, fileno: int, event: int) -> Any:
+        """Handle a readable or broken descriptor."""
+        reader = self.reader
+        if reader is not None and fileno in self._reader_fds():
+            if fileno == reader.waker.fileno():
+                reader.waker.drain()
+            reader.on_readable()
+            return True, self
+        return super().handle_event(fileno, event)
+
+    def get(self, callback: Any, timeout: float | None = None) -> Any:
+        """Poll once, waking in time for the reader."""
+        if self.reader is not None:
+            pause = self.reader.timeout()
+            timeout = pause if timeout is None else min(timeout, pause)
+        return super().get(callback, timeout=timeout)
+
+
+class TransportMixin:
+    """What our transports add to Kombu's."""
+
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)  # type: ignore[misc]
+        self.cycle = Poller()
+        #: ``x-max-priority`` of the queues declared over this connection.
+        self.max_priorities: dict[str, int] = {}
+
+
+class Channel(ChannelMixin, kombu_redis.Channel):
+    """Channel of a plain Redis broker."""
+
+
+class SentinelChannel(ChannelMixin, kombu_redis.SentinelChannel):
+    """Channel of a Redis broker behind Sentinel."""
+
+
+class Transport(TransportMixin, kombu_redis.Transport):
+    """``redis://``, ``rediss://`` and unix sockets."""
+
+    Channel = Channel
+
+
+class SentinelTransport(TransportMixin, kombu_redis.SentinelTransport):
+    """``sentinel://``."""
+
+    Channel = SentinelChannel
+
+
+class ClusterTransport:
+    """Stand-in for Redis Cluster URLs, which Kombu cannot serve: refuses with one line."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        raise ImproperlyConfigured(
+            "Redis Cluster is not supported as a broker: use redis://, rediss://, redis+socket:// or sentinel://"
+        )

@@ -1,0 +1,41 @@
+"""A socket pair that interrupts a poll from any thread or greenlet.
+
+One mechanism for every loop: Celery 5.6's hub has no waker, green pools have no hub at all.
+"""
+
+from __future__ import annotations
+
+import socket
+from contextlib import suppress
+
+
+class Waker:
+    """Make :meth:`fileno` readable from any thread."""
+
+    def __init__(self) -> None:
+        self._reader, self._writer = socket.socketpair()
+        self._reader.setblocking(False)
+        self._writer.setblocking(False)
+        self._pending = False
+
+    def fileno(self) -> int:
+        """Return the descriptor to poll for reading."""
+        return self._reader.fileno()
+
+    def wake(self) -> None:
+        """Make the loop turn once more. Safe from any thread, and after :meth:`close`."""
+        if not self._pending:
+            self._pending = True
+            with suppress(OSError):
+                self._writer.send(b"\0")
+
+    def drain(self) -> None:
+        """Take the wakes that have arrived. The flag goes first: a wake in between costs a turn, not a job."""
+        self._pending = False
+        with suppress(OSError):
+            self._reader.recv(4096)
+
+    def close(self) -> None:
+        """Close both ends."""
+        self._reader.close()
+        self._writer.close()

@@ -1,0 +1,247 @@
+"""Celery's consumer with our reader in the place of prefetching.
+
+Owns the joints between Celery's consumer and the reader: where a connection is made, registered, lost and
+closed, and where a message is found to be unfit.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from celery.worker import state
+from celery.worker.consumer import Consumer
+
+from celery_strategies import settings as settings_module
+from celery_strategies.errors import ImproperlyConfigured, NotOurTransport
+from celery_strategies.publish.levels import carry_levels
+from celery_strategies.transport.reader import Reader
+from celery_strategies.transport.redis import TransportMixin
+from celery_strategies.worker import pools, slots
+
+logger = logging.getLogger("celery_strategies")
+
+#: Seconds between looks for held messages that nobody works on.
+RECONCILE_INTERVAL = 5.0
+
+
+class StrategyConsumer(Consumer):  # type: ignore[misc]
+    """Consumer whose task messages come from a reader, one for each free slot."""
+
+    class Blueprint(Consumer.Blueprint):  # type: ignore[misc]
+        """Celery's steps and the reader's."""
+
+        default_steps = [*Consumer.Blueprint.default_steps, "celery_strategies.worker.steps:ReaderStep"]
+
+    def __init__(
+        self,
+        on_task_request: Any,
+        *args: Any,
+        strategy: str | None = None,
+        rank: tuple[str, ...] = (),
+        app: Any = None,
+        controller: Any = None,
+        hostname: str | None = None,
+        pool: Any = None,
+        worker_options: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        error = getattr(controller, "strategies_error", None)
+        if error is not None:
+            raise error
+        options = worker_options or {}
+        self.strategies_settings = settings_module.load(
+            app.conf, strategy=strategy or options.get("strategy"), ranks=rank or options.get("rank") or ()
+        )
+        transport = app.connection_for_read().transport
+        if transport.driver_type != "redis":
+            raise NotOurTransport(transport.driver_type)
+        self._lost_connection = False
+        self._announced: str | None = None
+        if app.conf.worker_disable_prefetch:
+            # It replaces the channel's can_consume, which gates much more than prefetching.
+            app.conf.worker_disable_prefetch = False
+        self.reader = Reader(
+            hostname or "celery",
+            strategy=self.strategies_settings.strategy,
+            capacity=self._capacity,
+            accepts=lambda queue: queue in self.app.amqp.queues.consume_from,
+            ranks=self.strategies_settings.ranks,
+            polling_interval=self.strategies_settings.polling_interval,
+        )
+        pools.watch_slots(pool, self.reader.waker.wake, self.reader.flush)
+        super().__init__(
+            on_task_request,
+            *args,
+            app=app,
+            controller=controller,
+            hostname=hostname,
+            pool=pool,
+            worker_options=worker_options,
+            **kwargs,
+        )
+
+    # -- slots ------------------------------------------------------------------------------------------------
+
+    @property
+    def rate_limited(self) -> bool:
+        """Whether any task has a rate limit now."""
+        return any(self.task_buckets.values())
+
+    def _capacity(self) -> int:
+        return slots.free(self, self.strategies_settings.read_ahead)
+
+    # -- connection -------------------------------------------------------------------------------------------
+
+    def connection_for_read(self, heartbeat: Any = None) -> Any:
+        """Return a connection whose channels know the levels."""
+        connection = self.app.connection_for_read(heartbeat=heartbeat)
+        carry_levels(connection, self.strategies_settings)
+        return self.ensure_connected(connection)
+
+    def connect(self) -> Any:
+        """Connect, and begin the reader's session."""
+        connection = super().connect()
+        try:
+            if not isinstance(connection.transport, TransportMixin):
+                raise ImproperlyConfigured(
+                    "celery_strategies was imported after the broker connection was made: "
+                    "put it into imports (CELERY_IMPORTS) or import it where the app is made"
+                )
+            self.reader.attach(connection.default_channel)
+            if self.hub is None:
+                connection.transport.cycle.reader = self.reader
+        except BaseException:
+            self.reader.detach()
+            connection.close()
+            raise
+        return connection
+
+    def register_with_event_loop(self, hub: Any) -> None:
+        """Have *hub* poll the reader."""
+        super().register_with_event_loop(hub)
+        reader = self.reader
+        registered: set[int] = set()
+
+        def readable() -> None:
+            reader.on_readable()
+
+        def woken() -> None:
+            reader.waker.drain()
+
+        def tick() -> None:
+            reader.on_tick()
+            fd = reader.fileno()
+            if fd is not None and fd not in registered:
+                registered.clear()
+                registered.add(fd)
+                hub.add_reader(fd, readable)
+
+        self._forget_tick(hub)
+        self._tick = tick
+        hub.on_tick.add(tick)
+        hub.add_reader(reader.waker.fileno(), woken)
+        hub.call_repeatedly(1.0 if reader.tracking else reader.polling_interval, _nothing)
+        hub.call_repeatedly(RECONCILE_INTERVAL, self._reconcile)
+
+    def _forget_tick(self, hub: Any) -> None:
+        tick = getattr(self, "_tick", None)
+        if tick is not None:
+            hub.on_tick.discard(tick)
+
+    def _reconcile(self) -> None:
+        self.reader.reconcile(lambda: slots.tags(self))
+
+    def on_connection_error_before_connected(self, exc: BaseException) -> None:
+        """Note that the broker went away, as against a shutdown."""
+        self._lost_connection = True
+        super().on_connection_error_before_connected(exc)
+
+    def on_connection_error_after_connected(self, exc: BaseException) -> None:
+        """Note that the broker went away, as against a shutdown."""
+        self._lost_connection = True
+        self.reader.detach()
+        super().on_connection_error_after_connected(exc)
+
+    def on_close(self) -> None:
+        """Keep what is held over a reconnect; at shutdown, drop what no child process has seen.
+
+        Celery clears its semaphore, its reserved requests and the pool's buffer here, because their tags died with
+        the channel. Ours live on, so a job that waits still runs and one that ran is still acknowledged.
+        """
+        if self.hub is not None:
+            self._forget_tick(self.hub)
+        if self._lost_connection:
+            self._lost_connection = False
+            pools.finish_writes(self.pool)
+        else:
+            semaphore = getattr(self.controller, "semaphore", None)
+            if semaphore is not None:
+                semaphore.clear()
+            pools.drop_unwritten(self.pool)
+
+    # -- messages -----------------------------------------------------------------------------------------------
+
+    def call_soon_ack(self, p: Any, *args: Any, **kwargs: Any) -> Any:
+        """Run an acknowledgement at once: with us it only appends to the reader's batch."""
+        p(*args, **kwargs)
+        return p
+
+    @contextmanager
+    def _setting_aside(self, message: Any, reason: str) -> Iterator[None]:
+        """Keep a message that Celery is about to discard where an operator can find it."""
+        if self.reader.owns(message.delivery_tag) and not message.acknowledged:
+            self.reader.set_aside(message.delivery_tag, reason)
+            message._state = "REJECTED"
+            # Celery rejects it next, which would raise for a message in this state.
+            message.reject_log_error = message.ack = _nothing
+        yield
+
+    def on_decode_error(self, message: Any, exc: BaseException) -> None:
+        """Set aside a message whose body cannot be decoded."""
+        with self._setting_aside(message, f"body cannot be decoded: {exc!r}"):
+            super().on_decode_error(message, exc)
+
+    def on_unknown_message(self, body: Any, message: Any) -> None:
+        """Set aside a message that is no task."""
+        with self._setting_aside(message, "not a task message"):
+            super().on_unknown_message(body, message)
+
+    def on_unknown_task(self, body: Any, message: Any, exc: BaseException) -> None:
+        """Set aside a message of a task that is not registered here."""
+        with self._setting_aside(message, f"unregistered task {exc}"):
+            super().on_unknown_task(body, message, exc)
+
+    def on_invalid_task(self, body: Any, message: Any, exc: BaseException) -> None:
+        """Set aside a task message that breaks the protocol."""
+        with self._setting_aside(message, f"invalid task: {exc!r}"):
+            super().on_invalid_task(body, message, exc)
+
+    # -- looking ------------------------------------------------------------------------------------------------
+
+    def announce(self) -> None:
+        """Log strategy and sources, when they changed."""
+        text = self.reader.describe()
+        if text != self._announced:
+            self._announced = text
+            logger.info("Reading by %s", text.replace("\n", "; ", 1).replace("\n", "; "))
+
+    def strategies_info(self) -> dict[str, Any]:
+        """Return what ``inspect stats`` shows of the reader."""
+        return {
+            "strategy": self.reader.strategy.label,
+            "sources": [
+                {"queue": source.queue, "rank": source.rank, "levels": source.levels}
+                for source in self.reader.sources.ordered()
+            ],
+            "slots": slots.total(self),
+            "reserved": len(state.reserved_requests),
+            "held": len(self.reader.held),
+            "tracking": self.reader.tracking,
+        }
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """Do nothing: the loop's turn is the point."""

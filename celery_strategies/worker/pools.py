@@ -1,0 +1,117 @@
+"""What a strategies worker needs from the pools it did not write.
+
+Owns the wrap around ``apply_async`` that wakes the reader when a slot frees, and the careful version of
+``AsynPool.flush``. Touches no message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import sleep
+from typing import Any
+
+from celery.concurrency.solo import TaskPool as Solo
+
+
+def watch_slots(pool: Any, wake: Callable[[], None], flush: Callable[[], None]) -> None:
+    """Have *pool* call *wake* whenever a job ends, and *flush* before a job that will block the loop.
+
+    Must run before ``Consumer.update_strategies``, which captures the bound method. ``task_postrun`` would be too
+    early: Celery frees the slot in the pool's callback, after it.
+    """
+    apply_async = pool.apply_async
+    blocks = isinstance(pool, Solo)
+
+    def after(callback: Callable[..., Any] | None) -> Callable[..., Any] | None:
+        if callback is None:
+            return None
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return callback(*args, **kwargs)
+            finally:
+                wake()
+
+        return call
+
+    def accepted(callback: Callable[..., Any] | None) -> Callable[..., Any] | None:
+        if callback is None or not blocks:
+            return callback
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            callback(*args, **kwargs)
+            flush()
+
+        return call
+
+    def watched(
+        target: Any,
+        args: Any = None,
+        kwargs: Any = None,
+        callback: Any = None,
+        error_callback: Any = None,
+        timeout_callback: Any = None,
+        accept_callback: Any = None,
+        **options: Any,
+    ) -> Any:
+        return apply_async(
+            target,
+            args,
+            kwargs,
+            callback=after(callback),
+            error_callback=after(error_callback),
+            timeout_callback=after(timeout_callback),
+            accept_callback=accepted(accept_callback),
+            **options,
+        )
+
+    pool.apply_async = watched
+
+
+def finish_writes(pool: Any) -> None:
+    """Complete what is half written to child processes, and keep everything else as it is.
+
+    After a lost broker connection Celery's own flush throws away the jobs that no child has accepted yet, since the
+    broker redelivers them. Ours are still ours: one whose bytes may be in a pipe counts as started, one that was
+    not begun goes back to the head of the outbound buffer.
+    """
+    asyn = getattr(pool, "_pool", None)
+    writers = getattr(asyn, "_active_writers", None)
+    if asyn is None or writers is None:
+        return
+    jobs = {}
+    for job in tuple(asyn._cache.values()):
+        writer = getattr(job, "_writer", None)
+        generator = writer() if callable(writer) else None
+        if generator is not None:
+            jobs[generator] = job
+    for generator in list(writers):
+        job = jobs.get(generator)
+        if generator.gi_frame is not None and generator.gi_frame.f_lasti == -1 and job is not None:
+            writers.discard(generator)
+            asyn.outbound_buffer.appendleft(job)
+        elif job is not None and job._write_to is not None and job._write_to._is_alive():
+            asyn._flush_writer(job._write_to, generator)
+        else:
+            while generator in writers and _advance(generator):
+                sleep(0.01)
+            writers.discard(generator)
+    asyn._active_writes.clear()
+
+
+def _advance(generator: Any) -> bool:
+    try:
+        next(generator)
+    except (StopIteration, OSError, EOFError):
+        return False
+    return True
+
+
+def drop_unwritten(pool: Any) -> None:
+    """Forget jobs that were never written to a child, so that a warm shutdown does not wait for them for ever."""
+    asyn = getattr(pool, "_pool", None)
+    if asyn is None or getattr(asyn, "outbound_buffer", None) is None:
+        return
+    finish_writes(pool)
+    while asyn.outbound_buffer:
+        asyn.outbound_buffer.popleft().discard()

@@ -1,0 +1,53 @@
+"""How many messages a worker may hold: counted from Celery's own truth at each look, never kept.
+
+Owns the arithmetic of slots. A slot is taken from the moment a request is reserved until it is ready
+(:mod:`celery.worker.state`), whatever happens to its message meanwhile.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery.worker import state
+from celery.worker.request import Request
+
+
+def total(consumer: Any) -> int:
+    """Return the number of slots: what the autoscaler may grow to, else the pool's size."""
+    scaler = getattr(consumer.controller, "autoscaler", None)
+    if scaler is not None:
+        return int(scaler.max_concurrency)
+    return int(consumer.pool.num_processes or 0)
+
+
+def limited(consumer: Any) -> int:
+    """Return the number of requests that wait for their task's rate limit."""
+    return sum(len(bucket.contents) for bucket in tuple(consumer.task_buckets.values()) if bucket)
+
+
+def free(consumer: Any, read_ahead: int = 0) -> int:
+    """Return how many more messages the worker may take; may be negative.
+
+    ``len()`` of Celery's weak sets is safe while pool threads change them, iterating is not.
+    """
+    busy = len(state.reserved_requests) + (limited(consumer) if consumer.rate_limited else 0)
+    return total(consumer) + read_ahead - busy
+
+
+def requests(consumer: Any) -> list[Any]:
+    """Return every request the worker knows: reserved, active, scheduled, or waiting for a rate limit."""
+    found = list(tuple(state.requests.values()))
+    for bucket in tuple(consumer.task_buckets.values()):
+        if bucket:
+            found += [request for request, _ in tuple(bucket.contents)]
+    timer = consumer.timer
+    for scheduled in tuple(getattr(timer, "queue", ()) or ()):
+        args = getattr(getattr(scheduled, "entry", None), "args", None)
+        if args and isinstance(args[0], Request):
+            found.append(args[0])
+    return found
+
+
+def tags(consumer: Any) -> set[str]:
+    """Return the delivery tags of the messages behind :func:`requests`."""
+    return {request._message.delivery_tag for request in requests(consumer)}
