@@ -79,6 +79,16 @@ def _make(extras: str) -> None:
     _STAMP.write_text(json.dumps({**stamp, extras: wanted}))
 
 
+def make(extras: str) -> None:
+    """Make `.venv` with these optional dependencies, unless it is up to date."""
+    lock = os.open(ROOT, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two commands at once: the second waits for the first
+        _make(extras)
+    finally:
+        os.close(lock)
+
+
 def enter(extras: str) -> None:
     """Return if this already runs in `.venv`; else make it and run the same command in it.
 
@@ -91,12 +101,7 @@ def enter(extras: str) -> None:
         return
     if importlib.util.find_spec("venv") is None:
         fail("Python's venv module is missing; on Debian: apt-get install python3-venv")
-    lock = os.open(ROOT, os.O_RDONLY)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # two commands at once: the second waits for the first
-        _make(extras)
-    finally:
-        os.close(lock)
+    make(extras)
     os.environ[_INSIDE] = extras
     os.environ["PATH"] = f"{VENV / 'bin'}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     os.environ["VIRTUAL_ENV"] = str(VENV)
@@ -104,3 +109,9 @@ def enter(extras: str) -> None:
     sys.stdout.flush()
     python = str(VENV / "bin" / "python")
     os.execv(python, [python, str(Path(sys.argv[0]).resolve()), *sys.argv[1:]])  # noqa: S606
+
+
+if __name__ == "__main__":
+    # For scripts: make the environment with these extras, and run nothing.
+    for wanted_extras in sys.argv[1:] or ["test"]:
+        make(wanted_extras)

@@ -12,8 +12,10 @@ read-only, before it starts.
 from __future__ import annotations
 
 import functools
+import gc
 import signal
 import uuid
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -39,6 +41,15 @@ KeepLog = Callable[[str, Callable[[], str]], None]
 @functools.lru_cache
 def docker_answers() -> bool:
     """Return whether a Docker engine answers."""
+    with warnings.catch_warnings():
+        # Where none does, docker-py leaves the socket that it tried to the garbage collector.
+        warnings.simplefilter("ignore", ResourceWarning)
+        answers = _ping_docker()
+        gc.collect()
+    return answers
+
+
+def _ping_docker() -> bool:
     try:
         client = docker.from_env(timeout=2)
     except docker.errors.DockerException:
@@ -75,7 +86,7 @@ class ProcessBehind:
     def logs(self) -> bytes:
         return self.process.log().encode()
 
-    def kill(self, signal: str | int | None = None) -> None:  # noqa: A002  # Docker's name
+    def kill(self, signal: str | int | None = None) -> None:
         number = _signal_number(signal or "SIGKILL")
         if isinstance(self.process, Worker) and number != _signal_number("SIGKILL"):
             self.process.signal(number)
