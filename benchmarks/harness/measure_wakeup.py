@@ -8,7 +8,7 @@ import random
 import time
 
 from . import backlog
-from .fleet import Failed, Fleet
+from .fleet import Fleet, RunError
 from .rounds import alternate
 from .server import RedisServer
 from .tables import Bar, Table, percentile
@@ -18,7 +18,7 @@ GAP = (0.02, 0.06)  # seconds
 
 
 def run(plan):
-    table = Table("Idle wake-up", "Publish to task start, one job every 20–60 ms.")
+    table = Table("Idle wake-up", "Publish to task start, one job every 20-60 ms.")
     jobs = 100 if plan.quick else 250
     for pool, slots in CASES:
         name = f"{pool} {slots}"
@@ -49,7 +49,7 @@ def latencies(server, fleet, jobs, gap, warm_up=10):
         server.client.lpush(template.queue, template.copy([sent]))
         echoed, started = fleet.mark()
         if echoed != sent:
-            raise Failed("a job ran twice or out of turn")
+            raise RunError("a job ran twice or out of turn")
         if number >= warm_up:
             waits.append((started - sent) * 1e3)
     return waits

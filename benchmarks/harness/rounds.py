@@ -1,11 +1,11 @@
-"""Run one case in alternating rounds: stock, ours, stock, ours, …
+"""Run one case in alternating rounds (stock, ours, stock, ours, …).
 
 A variant that fails a case is dropped from the rest of it; the reason goes to the table.
 """
 
 import sys
 
-from .fleet import Failed
+from .fleet import RunError
 
 
 def alternate(table, case, variants, rounds, measure):
@@ -15,10 +15,15 @@ def alternate(table, case, variants, rounds, measure):
         for variant in variants:
             if variant.label in dropped:
                 continue
-            print(f"\r\033[K{case}: round {number}/{rounds}, {variant.label}", end="", file=sys.stderr)
+            _show(f"{case}: round {number}/{rounds}, {variant.label}")
             try:
                 measure(variant)
-            except Failed as problem:
+            except RunError as problem:
                 dropped.add(variant.label)
                 table.problems.append(f"{case}, {variant.label}: {problem}")
-    print("\r\033[K", end="", file=sys.stderr, flush=True)
+    _show("")
+
+
+def _show(text):
+    if sys.stderr.isatty():
+        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)

@@ -54,10 +54,12 @@ class Load:
 
     @property
     def total_calls(self):
+        """Return the number of commands of every kind."""
         return sum(self.calls.values())
 
     @property
     def total_usec(self):
+        """Return their server time in µs."""
         return sum(self.usec.values())
 
     def per_call(self, *names):
@@ -67,6 +69,8 @@ class Load:
 
 
 class RedisServer(contextlib.AbstractContextManager):
+    """A running server; ends with the block."""
+
     def __init__(self, binary=None):
         self.binary = find_server(binary)
         self.folder = tempfile.mkdtemp(prefix="bench-redis-")
@@ -100,10 +104,12 @@ class RedisServer(contextlib.AbstractContextManager):
 
     @property
     def url(self):
+        """Return the broker URL."""
         return f"redis://127.0.0.1:{self.port}/0"
 
     @property
     def version(self):
+        """Return the server's version."""
         return self.client.info("server")["redis_version"]
 
     def load(self):

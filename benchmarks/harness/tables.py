@@ -13,9 +13,10 @@ class Bar:
     ratio: bool = True
 
     def __str__(self):
-        return f"{'≥' if self.at_least else '≤'} {self.limit:g}{' ×' if self.ratio else ''}"
+        return f"{'≥' if self.at_least else '≤'} {self.limit:g}{' x' if self.ratio else ''}"
 
     def met(self, value):
+        """Say whether *value* keeps the limit."""
         return value >= self.limit if self.at_least else value <= self.limit
 
 
@@ -29,10 +30,12 @@ class Row:
     samples: dict = dataclasses.field(default_factory=dict)
 
     def add(self, label, value):
+        """Add a round's sample; None is none."""
         if value is not None:
             self.samples.setdefault(label, []).append(value)
 
     def median(self, label):
+        """Return the median, or None without samples."""
         values = self.samples.get(label)
         return statistics.median(values) if values else None
 
@@ -72,6 +75,7 @@ class Table:
         self.title, self.note, self.rows, self.problems = title, note, {}, []
 
     def row(self, name, unit, bar=None):
+        """Return the row of that name and unit, made on first use."""
         return self.rows.setdefault((name, unit), Row(name, unit, bar))
 
     def render(self, labels):
@@ -87,7 +91,7 @@ class Table:
                 ratio = row.ratio(base, label)
                 line += [
                     _spread(row.samples.get(label)),
-                    f"{ratio:.2f}" if ratio is not None else "–",
+                    f"{ratio:.2f}" if ratio is not None else "-",
                     str(row.bar or ""),
                     row.verdict(base, label),
                 ]
@@ -97,6 +101,7 @@ class Table:
         return "\n".join(text) + "\n"
 
     def as_json(self, labels):
+        """Return everything measured, ready for json."""
         return {
             "title": self.title,
             "problems": self.problems,
@@ -123,11 +128,11 @@ def percentile(values, share):
 
 def _spread(values):
     if not values:
-        return "–"
+        return "-"
     middle = _number(statistics.median(values))
     if len(values) == 1:
         return middle
-    return f"{middle} ({_number(min(values))}–{_number(max(values))})"
+    return f"{middle} ({_number(min(values))}-{_number(max(values))})"
 
 
 def _number(value):

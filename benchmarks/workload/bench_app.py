@@ -13,13 +13,15 @@ appends one byte to a file (about 1 µs), ``mark`` sends a datagram with its sta
 
 import json
 import os
+import pathlib
 import socket
 import time
 
 from celery import Celery
 from celery.signals import worker_ready
 
-DIR = os.environ["BENCH_DIR"]
+DIR = pathlib.Path(os.environ["BENCH_DIR"])
+MARKS = str(DIR / "marks")
 
 app = Celery("bench", broker=os.environ["BENCH_BROKER"])
 app.conf.update(
@@ -36,8 +38,7 @@ _opened = {}  # pid -> file descriptor; a pool may close what it inherits over a
 def _tally():
     pid = os.getpid()
     if pid not in _opened:
-        path = os.path.join(DIR, "tally")
-        _opened[pid] = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        _opened[pid] = os.open(DIR / "tally", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     return _opened[pid]
 
 
@@ -50,10 +51,9 @@ def noop():
 def mark(sent):
     started = time.monotonic()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as report:
-        report.sendto(f"{sent!r} {started!r}".encode(), os.path.join(DIR, "marks"))
+        report.sendto(f"{sent!r} {started!r}".encode(), MARKS)
 
 
 @worker_ready.connect
-def _ready(sender=None, **_):
-    with open(os.path.join(DIR, f"ready.{os.getpid()}"), "w"):
-        pass
+def _ready(**_):
+    (DIR / f"ready.{os.getpid()}").touch()

@@ -1,3 +1,4 @@
+# ruff: noqa: PLC0415 (what to hide must be hidden before Celery is imported)
 """Boot many workers quickly: import Celery once, then fork each worker before it starts.
 
 ``python herd.py N [--stock] -- <celery arguments>``; ``%i`` in an argument becomes the
@@ -19,7 +20,6 @@ def main(argv):
         from stock_celery import hide_package
 
         hide_package()
-    import bench_app
     import celery.apps.worker
     import celery.bin.celery
     import celery.concurrency.solo

@@ -1,3 +1,4 @@
+# ruff: noqa: PLC0415 (what to hide must be hidden before Celery is imported)
 """Run ``celery`` under cProfile and write the statistics at exit.
 
 ``python profiled_celery.py OUTPUT [--stock] <celery arguments>``. Only the main thread of
