@@ -221,6 +221,11 @@ class StrategyConsumer(Consumer):  # type: ignore[misc]
 
     # -- looking ------------------------------------------------------------------------------------------------
 
+    def on_ready(self) -> None:
+        """Tell the log what is read and how: the sources are known once the loop consumes."""
+        self.announce()
+        super().on_ready()
+
     def announce(self) -> None:
         """Log strategy and sources, when they changed."""
         text = self.reader.describe()

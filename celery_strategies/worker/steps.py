@@ -20,10 +20,6 @@ class ReaderStep(bootsteps.StartStopStep):  # type: ignore[misc]
     label = "strategies reader"
     requires = (Tasks,)
 
-    def start(self, c: Any) -> None:
-        """Tell the log what is read and how."""
-        c.announce()
-
     def stop(self, c: Any) -> None:
         """Drop the connection after a broker loss; at shutdown, take no more."""
         if c.blueprint.state == RUN:
@@ -33,8 +29,10 @@ class ReaderStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
     def shutdown(self, c: Any) -> None:
         """Give back what never ran or never finished, and leave."""
-        begun = {request._message.delivery_tag for request in slots.requests(c) if request.time_start}
-        c.reader.shutdown(begun.__contains__)
+        # A cold shutdown cancels what runs, and Celery forgets a cancelled request at once: what no request
+        # speaks for had begun.
+        waiting = {request._message.delivery_tag for request in slots.requests(c) if not request.time_start}
+        c.reader.shutdown(lambda tag: tag not in waiting)
 
     def info(self, c: Any) -> dict[str, Any]:
         """Return what ``inspect stats`` shows."""
