@@ -30,10 +30,14 @@ class Waker:
                 self._writer.send(b"\0")
 
     def drain(self) -> None:
-        """Take the wakes that have arrived. The flag goes first: a wake in between costs a turn, not a job."""
-        self._pending = False
+        """Take the wakes that have arrived; the caller's turn of the loop must come after.
+
+        Bytes first, flag second: the other way round, a wake in between would lose its byte here and leave the flag
+        set for good. This way it is only not sent, and the turn that follows sees what it was about.
+        """
         with suppress(OSError):
             self._reader.recv(4096)
+        self._pending = False
 
     def close(self) -> None:
         """Close both ends."""
