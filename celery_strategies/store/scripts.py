@@ -70,7 +70,17 @@ def load(name: str, *, keys: tuple[str, ...], argv: tuple[str, ...]) -> Script:
 TAKE = load(
     "take",
     keys=("wake", "sequence", "unacked", "unacked_index", "holder", "sources"),
-    argv=("worker", "strategy", "byte_limit", "source_count", "sources", "call"),
+    argv=(
+        "worker",
+        "strategy",
+        "byte_limit",
+        "source_count",
+        "list_counts",
+        "levels",
+        "lists",
+        "sources",
+        "call",
+    ),
 )
 SETTLE = load("settle", keys=("scratch", "unacked", "unacked_index", "holder"), argv=("tags",))
 RESTORE = load(

@@ -144,12 +144,20 @@ class TakePlan:
             keys.unacked_index,
             keys.holder(worker),
         ]
-        argv: list[Argument] = [worker, int(strategy), BYTE_LIMIT, len(sources)]
+        argv: list[Argument] = [
+            worker,
+            int(strategy),
+            BYTE_LIMIT,
+            len(sources),
+            bytes(len(source.lists) for source in sources),
+            bytes(source.levels or 0 for source in sources),
+            bytes(step for source in sources for step in source.lists),
+        ]
         for source in sources:
             queue = source.queue
             names += [keys.set_aside(queue), keys.watchers(queue), keys.parked(queue), keys.returned(queue)]
             names += [keys.inbox(queue, step) for step in source.lists]
-            argv += [suffix_of(queue), source.levels or 0, len(source.lists), *source.lists]
+            argv.append(suffix_of(queue))
         self._head = pack("EVALSHA", scripts.TAKE.sha, len(names), *names)
         self._tail = pack(*argv)
 

@@ -1,7 +1,7 @@
 -- Shared helpers, prepended to every script by the loader (store/scripts.py).
 -- Defines locals only and touches no key by itself.
 local call, try = redis.call, redis.pcall
-local sub, find, format = string.sub, string.find, string.format
+local sub, find, format, byte = string.sub, string.find, string.format, string.byte
 
 -- Width of one level in the scores of a returned set: level * BAND + place.
 -- Ten levels stay below 2^51, so every score is an exact double.

@@ -10,22 +10,29 @@
 -- ARGV[2] strategy number: 0 round_robin, 1 max_len, 2 min_len, 3 priority
 -- ARGV[3] byte_limit bytes
 -- ARGV[4] source_count number
--- ARGV[5+] sources: per source record suffix, levels (0 = none), number of lists, index of each list
+-- ARGV[5] list_counts bytes: number of lists of each source
+-- ARGV[6] levels bytes: levels of each source, 0 = none: each list is one
+-- ARGV[7] lists bytes: index of each list, source by source
+-- ARGV[8+] sources: record suffix of each
 -- ARGV[...] call: session, n, turn (0-based), idle (0/1), now (microseconds or ''), tags to settle
 -- Returns {valid, turn, more, messages, bad, broken, lost}: messages = source, tag, list, deliveries, raw, ...
 -- Invariant: the new place is written before the old one is removed; nothing is written for a stale session
 local wake, sequence, unacked, unacked_index, holder = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local worker, strategy, byte_limit = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
-local count = tonumber(ARGV[4])
-local sources, key, arg = {}, 5, 4
-for s = 1, count do
-  local lists = tonumber(ARGV[arg + 3])
-  sources[s] = {key = key, arg = arg, lists = lists, taken = 0}
-  key, arg = key + 4 + lists, arg + 3 + lists
-end
+local count, list_counts, levels, list_index = tonumber(ARGV[4]), ARGV[5], ARGV[6], ARGV[7]
+local arg = 7 + count
 local n, turn, idle = tonumber(ARGV[arg + 2]), tonumber(ARGV[arg + 3]), ARGV[arg + 4] == '1'
 if call('HGET', holder, '') ~= ARGV[arg + 1] then
   return {0}
+end
+-- Per source: keys before its own, lists before its own, messages waiting, messages taken. What is known of its
+-- lists, `lengths` and `used` ([0] is the returned set), is only there where something waits.
+local key_of, list_of, waiting, taken, lengths, used = {}, {}, {}, {}, {}, {}
+local key, lists_before = 5, 0
+for s = 1, count do
+  key_of[s], list_of[s] = key, lists_before
+  local lists = byte(list_counts, s)
+  key, lists_before = key + 4 + lists, lists_before + lists
 end
 local tags = {}
 for i = arg + 6, #ARGV do
@@ -35,69 +42,73 @@ local plan, bad, broken, bytes = {}, {}, {}, 0
 
 -- Messages waiting in a source; read once a call and counted down, exact because the script is atomic.
 local function measure(s)
-  local source = sources[s]
-  if source.length then
-    return source.length
+  local total = waiting[s]
+  if total then
+    return total
   end
-  local k, total, lengths, used = source.key, 0, {}, {}
-  if call('EXISTS', unpack(KEYS, k + 4, k + 4 + source.lists)) > 0 then
-    for i = 0, source.lists do
-      local length = try(i == 0 and 'ZCARD' or 'LLEN', KEYS[k + 4 + i])
+  local k, lists = key_of[s] + 4, byte(list_counts, s)
+  local present = call('EXISTS', unpack(KEYS, k, k + lists))
+  total = 0
+  if present > 0 then
+    local length_of = {}
+    for i = 0, lists do
+      if present == 0 then
+        break
+      end
+      local length = try(i == 0 and 'ZCARD' or 'LLEN', KEYS[k + i])
       if type(length) == 'table' then
         broken[#broken + 1], broken[#broken + 2], length = s - 1, length.err, 0
+        present = present - 1
+      elseif length > 0 then
+        length_of[i], total, present = length, total + length, present - 1
       end
-      lengths[i], used[i], total = length, 0, total + length
     end
+    lengths[s], used[s], taken[s] = length_of, {}, 0
   end
-  source.lengths, source.used, source.length = lengths, used, total
+  waiting[s] = total
   return total
-end
-
-local function level_of(source, list)
-  local levels = tonumber(ARGV[source.arg + 2])
-  return levels > 0 and math.min(list, levels - 1) or list
 end
 
 -- Move the oldest message of the highest level of a source to the plan; false if it yielded none.
 local function draw(s)
-  local source = sources[s]
-  local k, lengths, used = source.key, source.lengths, source.used
-  local at
-  for i = 1, source.lists do
-    if used[i] < lengths[i] then
+  local k, length_of, used_of, at = key_of[s] + 4, lengths[s], used[s], nil
+  for i = 1, byte(list_counts, s) do
+    if length_of[i] and (used_of[i] or 0) < length_of[i] then
       at = i
       break
     end
   end
-  local list = at and tonumber(ARGV[source.arg + 3 + at])
-  local level = at and level_of(source, list)
+  local list = at and byte(list_index, list_of[s] + at)
+  local its_levels = byte(levels, s)
+  local level = at and (its_levels > 0 and math.min(list, its_levels - 1) or list)
   local raw, place, deliveries = nil, false, 0
-  if used[0] < lengths[0] then
-    local head = call('ZRANGE', KEYS[k + 4], used[0], used[0], 'WITHSCORES')
-    local _, stop, l, p, d = find(head[1], '^(%d+):(%d+):(%d+):')
+  local from_returned = used_of[0] or 0
+  if from_returned < (length_of[0] or 0) then
+    local head = call('ZRANGE', KEYS[k], from_returned, from_returned, 'WITHSCORES')
     local its_level = math.floor(tonumber(head[2]) / BAND)
     if not at or its_level <= level then
-      used[0] = used[0] + 1
+      local _, stop, l, p, d = find(head[1], '^(%d+):(%d+):(%d+):')
+      used_of[0] = from_returned + 1
       raw, list, level = sub(head[1], stop + 1), tonumber(l), its_level
       place, deliveries = tonumber(p), tonumber(d)
     end
   end
   if not raw and at then
-    used[at] = used[at] + 1
-    raw = call('LINDEX', KEYS[k + 4 + at], -used[at])
+    used_of[at] = (used_of[at] or 0) + 1
+    raw = call('LINDEX', KEYS[k + at], -used_of[at])
   end
   if not raw then
-    source.length = 0
+    waiting[s] = 0
     return false
   end
-  source.length = source.length - 1
+  waiting[s] = waiting[s] - 1
   bytes = bytes + #raw
   local reason = problem(raw)
   if reason then
     bad[#bad + 1] = {s, list, reason, raw}
     return false
   end
-  source.taken = source.taken + 1
+  taken[s] = taken[s] + 1
   plan[#plan + 1] = {s, list, level, place, deliveries, raw}
   return true
 end
@@ -143,9 +154,9 @@ if #plan > 0 then
   local records, scores, places = {}, {}, {}
   for i = 1, #plan do
     local s, list, level, place, deliveries, raw = unpack(plan[i])
-    local source, number = sources[s], last - #plan + i
+    local number = last - #plan + i
     local tag = worker .. ':' .. int(number)
-    local suffix = ARGV[source.arg + 1]
+    local suffix = ARGV[7 + s]
     records[2 * i - 1], records[2 * i] = tag, '[' .. raw .. suffix
     scores[2 * i - 1], scores[2 * i] = seconds, tag
     places[2 * i - 1] = tag
@@ -160,20 +171,17 @@ if #plan > 0 then
 end
 for i = 1, #bad do
   local s, list, reason, raw = unpack(bad[i])
-  local id = call('XADD', KEYS[sources[s].key + 1], '*', 'reason', reason, 'list', list, 'worker', worker, 'message', raw)
+  local id = call('XADD', KEYS[key_of[s] + 1], '*', 'reason', reason, 'list', list, 'worker', worker, 'message', raw)
   local m = #noted
   noted[m + 1], noted[m + 2], noted[m + 3] = s - 1, id, reason
 end
-for s = 1, count do
-  local source = sources[s]
-  if source.used then
-    for i = 1, source.lists do
-      if source.used[i] and source.used[i] > 0 then
-        call('LTRIM', KEYS[source.key + 4 + i], 0, -source.used[i] - 1)
-      end
-    end
-    if source.used[0] and source.used[0] > 0 then
-      call('ZREMRANGEBYRANK', KEYS[source.key + 4], 0, source.used[0] - 1)
+for s, used_of in pairs(used) do
+  local k = key_of[s] + 4
+  for i, number in pairs(used_of) do
+    if i > 0 then
+      call('LTRIM', KEYS[k + i], 0, -number - 1)
+    else
+      call('ZREMRANGEBYRANK', KEYS[k], 0, number - 1)
     end
   end
 end
@@ -181,15 +189,15 @@ end
 -- answers for every source; one that is full now leaves its watch to a parked one.
 local full = #plan == n
 for s = 1, count do
-  local source = sources[s]
-  local left = (source.taken > 0 or (woken and full)) and measure(s) or 0
-  local parked = KEYS[source.key + 3]
-  local roused = left > 0 and wake_parked(parked, math.min(left, 2)) or 0
-  if idle and full then
-    call('ZREM', parked, wake)
-    if call('ZREM', KEYS[source.key + 2], wake) == 1 and roused == 0
-        and call('EXISTS', KEYS[source.key + 2]) == 0 then
-      wake_parked(parked, 1)
+  if taken[s] or full and (woken or idle) then
+    local left = ((taken[s] or 0) > 0 or (woken and full)) and measure(s) or 0
+    local watchers, parked = KEYS[key_of[s] + 2], KEYS[key_of[s] + 3]
+    local roused = left > 0 and wake_parked(parked, math.min(left, 2)) or 0
+    if idle and full then
+      call('ZREM', parked, wake)
+      if call('ZREM', watchers, wake) == 1 and roused == 0 and call('EXISTS', watchers) == 0 then
+        wake_parked(parked, 1)
+      end
     end
   end
 end
