@@ -185,6 +185,16 @@ class ChannelMixin:
         super()._delete(queue, exchange, routing_key, pattern, *args, **kwargs)  # type: ignore[misc]
         self._purge(queue)
 
+    def queue_unbind(
+        self: Any, queue: str, exchange: str | None = None, routing_key: str = "", arguments: Any = None, **kwargs: Any
+    ) -> None:
+        """Remove a binding from Redis too: Kombu forgets it in this process only, and its pattern delivers on."""
+        super().queue_unbind(queue, exchange, routing_key, arguments, **kwargs)  # type: ignore[misc]
+        meta = self.typeof(exchange).prepare_bind(queue, exchange, routing_key, arguments)
+        member = self.sep.join(part or "" for part in meta)
+        names = [self.keyprefix_queue, getattr(self, "keyprefix_binding_permanent", None)]
+        self._raw_call(*(("SREM", f"{self.global_keyprefix}{name % (exchange,)}", member) for name in names if name))
+
     def close(self: Any) -> None:
         """Close the channel; what a reader holds outlives it."""
         super().close()  # type: ignore[misc]
