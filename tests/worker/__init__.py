@@ -1,0 +1,1 @@
+"""Real workers on a real Redis: one test for each promise, named after its case."""

@@ -1,0 +1,19 @@
+"""Fixtures of the worker tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+from tests.conftest import WorkerFactory
+from tests.worker.lab import Lab
+
+
+@pytest.fixture
+def lab(broker_url: str, redis_db: redis.Redis, worker_factory: WorkerFactory) -> Iterator[Lab]:
+    """The shared server with a producer of our own."""
+    lab = Lab(broker_url, redis_db, worker_factory)
+    yield lab
+    lab.close()
