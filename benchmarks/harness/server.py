@@ -17,8 +17,9 @@ import time
 
 import redis
 
+SCRIPT_CALLS = {b"evalsha", b"fcall"}
 # Commands of the bench itself, left out of every count.
-OWN = {"info", "config", "config|resetstat", "monitor", "dbsize"}
+OWN = {"info", "config", "config|set", "monitor", "slowlog", "slowlog|get", "slowlog|reset"}
 
 
 def find_server(wanted=None):
@@ -62,10 +63,9 @@ class Load:
         """Return their server time in µs."""
         return sum(self.usec.values())
 
-    def per_call(self, *names):
-        """Return the mean server time of *names* in µs, or None if none was called."""
-        calls = sum(self.calls.get(name, 0) for name in names)
-        return sum(self.usec.get(name, 0) for name in names) / calls if calls else None
+    def usec_of(self, *names):
+        """Return the server time of the commands *names* in µs."""
+        return sum(self.usec.get(name, 0) for name in names)
 
 
 class RedisServer(contextlib.AbstractContextManager):
@@ -144,6 +144,24 @@ class RedisServer(contextlib.AbstractContextManager):
             time.sleep(0.05)
         result["inside"] = monitor.seen
         result["sent"] = window.total_calls - monitor.seen
+
+    @contextlib.contextmanager
+    def scripts(self, at_least=8):
+        """Time every script call in the block; yields a dict filled in at its end.
+
+        (script, number of keys) -> list of µs. From the slow log, for calls of *at_least* µs:
+        below that lie the commands inside scripts, whose logging would count as theirs.
+        """
+        self.client.config_set("slowlog-max-len", 100_000)
+        self.client.config_set("slowlog-log-slower-than", at_least)
+        self.client.slowlog_reset()
+        result = {}
+        yield result
+        self.client.config_set("slowlog-log-slower-than", -1)
+        for entry in self.client.slowlog_get(100_000):
+            words = entry["command"].split(b" ", 3)
+            if words[0].lower() in SCRIPT_CALLS:
+                result.setdefault((words[1], int(words[2])), []).append(entry["duration"])
 
     def _end(self):
         self.process.terminate()
