@@ -190,10 +190,14 @@ class ChannelMixin:
     ) -> None:
         """Remove a binding from Redis too: Kombu forgets it in this process only, and its pattern delivers on."""
         super().queue_unbind(queue, exchange, routing_key, arguments, **kwargs)  # type: ignore[misc]
-        meta = self.typeof(exchange).prepare_bind(queue, exchange, routing_key, arguments)
-        member = self.sep.join(part or "" for part in meta)
         names = [self.keyprefix_queue, getattr(self, "keyprefix_binding_permanent", None)]
-        self._raw_call(*(("SREM", f"{self.global_keyprefix}{name % (exchange,)}", member) for name in names if name))
+        tables = [f"{self.global_keyprefix}{name % (exchange or 'amq.direct',)}" for name in names if name]
+        # Whatever the pattern between the two: this process need not know the exchange's type.
+        start, end = f"{routing_key}{self.sep}".encode(), f"{self.sep}{queue}".encode()
+        found = self._raw_call(("SMEMBERS", tables[0]))[0]
+        members = [member for member in found if member.startswith(start) and member.endswith(end)]
+        if members:
+            self._raw_call(*(("SREM", table, *members) for table in tables))
 
     def close(self: Any) -> None:
         """Close the channel; what a reader holds outlives it."""
@@ -207,6 +211,17 @@ class Poller(kombu_redis.MultiChannelPoller):
     """Kombu's poller, with a reader's descriptors where no hub polls them (green pools, programs)."""
 
     reader: Reader | None = None
+    #: The hub that polls for us, if one does.
+    hub: Any = None
+
+    @property
+    def fds(self) -> dict[int, Any]:
+        """Descriptors to poll; with a hub, those it does not poll yet, since Kombu adds all of these at every turn."""
+        fds: dict[int, Any] = super().fds
+        if self.hub is None:
+            return fds
+        readers = self.hub.readers
+        return {fd: channel for fd, channel in fds.items() if fd not in readers}
 
     def on_poll_start(self) -> None:
         """Let Kombu's channels and the reader send what they have to send."""
@@ -249,6 +264,11 @@ class TransportMixin:
         self.cycle = Poller()
         #: ``x-max-priority`` of the queues declared over this connection.
         self.max_priorities: dict[str, int] = {}
+
+    def register_with_event_loop(self: Any, connection: Any, loop: Any) -> None:
+        """Have *loop*, a hub, poll Kombu's channels."""
+        self.cycle.hub = loop
+        super().register_with_event_loop(connection, loop)  # type: ignore[misc]
 
 
 class Channel(ChannelMixin, kombu_redis.Channel):
