@@ -96,7 +96,8 @@ def enter(extras: str) -> None:
         extras: The optional dependencies of the package that this command needs.
     """
     if sys.version_info < _MINIMUM:  # it starts under whatever `python3` is
-        fail(f"Python {'.'.join(map(str, _MINIMUM))} or later is needed; this is {sys.version}")
+        version, wanted = sys.version.split()[0], ".".join(map(str, _MINIMUM))
+        fail(f"Python {wanted} or later is needed; this is {version}")
     if os.environ.pop(_INSIDE, None) == extras:
         return
     if importlib.util.find_spec("venv") is None:

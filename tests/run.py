@@ -51,7 +51,9 @@ def main() -> int:
     from tests.support import redis_server as servers
 
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     parser.add_argument("--redis", default="all", help="6.2, 7.0, another series, or all found")
     parser.add_argument("--fast", action="store_true", help="leave out what is marked slow")
