@@ -44,7 +44,7 @@ class Link:
         self._on_change = on_change
         self._handlers: deque[tuple[Handler, float]] = deque()
         self._lock = threading.RLock()
-        parser = connection._get_parser() if hasattr(connection, "_get_parser") else connection._parser
+        parser = self._parser = connection._parser
         if hasattr(parser, "set_invalidation_push_handler"):
             parser.set_invalidation_push_handler(self._pushed)
         if hasattr(parser, "set_pubsub_push_handler"):
@@ -86,9 +86,21 @@ class Link:
         self.connection.send_packed_command([packed], check_health=False)
 
     def pump(self) -> None:
-        """Handle every reply and push that has arrived, also those already in the parser's buffer."""
-        while self.alive and self.connection.can_read(timeout=0):
+        """Handle the replies and pushes of a readable socket, also those already in the parser's buffer."""
+        while self.alive:
             self.read_one()
+            if not self._buffered():
+                return
+
+    def _buffered(self) -> bool:
+        """Whether the parser holds bytes already read, which no poll of the socket would show."""
+        reader = getattr(self._parser, "_reader", None)
+        if reader is not None:
+            # hiredis tells without a system call; whatever is still in the socket, the loop's poll shows,
+            # except for what TLS has decrypted already.
+            pending = getattr(self.connection._sock, "pending", None)
+            return bool(reader.has_data() or (pending is not None and pending()))
+        return bool(self.alive and self.connection.can_read(timeout=0))
 
     def read_one(self) -> None:
         """Read one reply or push, waiting for it if it has not arrived whole."""

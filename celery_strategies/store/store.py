@@ -60,10 +60,9 @@ def suffix_of(queue: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a held message came from: list 0-9, level, number of its first take, deliveries, source."""
+    """Where a held message came from: list 0-9, number of its first take, deliveries, source."""
 
     list: int
-    level: int
     number: int
     deliveries: int
     queue: str
@@ -71,8 +70,8 @@ class Place:
     @classmethod
     def parse(cls, value: bytes) -> Place:
         """Read a holder entry, as take writes it."""
-        step, level, number, deliveries, suffix = value.decode().split(":", 4)
-        return cls(int(step), int(level), int(number), int(deliveries), json.loads(f"[0{suffix}")[2])
+        step, number, deliveries, suffix = value.decode().split(":", 3)
+        return cls(int(step), int(number), int(deliveries), json.loads(f"[0{suffix}")[2])
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +197,7 @@ class Store:
         for tag, entry in items:
             queue = Place.parse(entry).queue
             names += [self.keys.holder(worker_of(tag)), self.keys.returned(queue)]
-            argv += [tag, entry, suffix_of(queue)]
+            argv += [tag, entry]
         return evalsha(scripts.RESTORE, names, *argv)
 
     def requeue(self, tag: str, queue: str, step: int) -> bytes:

@@ -51,6 +51,8 @@ STALE_AFTER = 3 * LOOK_INTERVAL
 REPLY_TIMEOUT = 15.0
 #: Longest pause, in seconds, between attempts while Redis refuses.
 BACKOFF_MAX = 5.0
+#: Seconds that acks of short jobs wait at most for a take to ride on.
+ACK_DELAY = 0.005
 #: Milliseconds that a worker's holder outlives its last sign of life, at least.
 HOLDER_TTL = 24 * 3600 * 1000
 
@@ -102,6 +104,9 @@ class Reader:
         self.channel: Any = None
         self.store: Store = Store(Keys(), self.worker)
         self.waker = Waker()
+        #: Set by a hub: its thread, in which no wake is needed since a turn follows anyway, and its timer.
+        self.loop_thread: int | None = None
+        self.call_later: Callable[[float], Any] | None = None
         self.tracking = False
         self._link: Link | None = None
         self._pool: Any = None
@@ -119,6 +124,8 @@ class Reader:
         self._others: deque[tuple[str, bytes]] = deque()
         self._unconfirmed: dict[int, tuple[list[str], list[tuple[str, bytes]]]] = {}
         self._batch = 0
+        self._acks_due = 0.0
+        self._took_at = 0.0
         self._resent: set[str] = set()
         # Waiting
         self._asked = False
@@ -330,12 +337,21 @@ class Reader:
                 return
             if self._registered:
                 self._unwatch(link)
-        if self._acks:
+        if self._acks and not self._wait_for_take(now):
             self._send_acks(link)
         if now >= self._next_refresh:
             self._refresh(link, now)
         if now >= self._next_sweep:
             self._sweep(now)
+
+    def _wait_for_take(self, now: float) -> bool:
+        """Whether acks may wait for the next take to carry them: while jobs are short, and not for long."""
+        if self.call_later is None or now - self._took_at > ACK_DELAY:
+            return False
+        if not self._acks_due:
+            self._acks_due = now + ACK_DELAY
+            self.call_later(ACK_DELAY)
+        return now < self._acks_due
 
     def timeout(self) -> float:
         """Return for how long, in seconds, the loop may sleep at most."""
@@ -353,6 +369,7 @@ class Reader:
         batch = self._expect(acks)
         self._asked = True
         self._hungry = False
+        self._took_at = monotonic()
         link.send(packed, lambda reply: self._granted(reply, plan, n, batch))
 
     def _granted(self, reply: Any, plan: TakePlan, n: int, batch: int) -> None:
@@ -469,6 +486,11 @@ class Reader:
         if self._draining:
             self._settle_now()
         else:
+            self.wake()
+
+    def wake(self) -> None:
+        """Have the loop turn once more: a slot or a settle is waiting. Any thread."""
+        if threading.get_ident() != self.loop_thread:
             self.waker.wake()
 
     def flush(self) -> None:
@@ -482,6 +504,7 @@ class Reader:
             link.read_one()
 
     def _pop_acks(self) -> list[str]:
+        self._acks_due = 0.0
         acks: list[str] = []
         pop = self._acks.popleft
         while self._acks and len(acks) < calls.TAG_LIMIT:

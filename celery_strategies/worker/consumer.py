@@ -7,6 +7,7 @@ closed, and where a message is found to be unfit.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -71,7 +72,7 @@ class StrategyConsumer(Consumer):  # type: ignore[misc]
             ranks=self.strategies_settings.ranks,
             polling_interval=self.strategies_settings.polling_interval,
         )
-        pools.watch_slots(pool, self.reader.waker.wake, self.reader.flush)
+        pools.watch_slots(pool, self.reader.wake, self.reader.flush)
         super().__init__(
             on_task_request,
             *args,
@@ -139,6 +140,8 @@ class StrategyConsumer(Consumer):  # type: ignore[misc]
                 registered.add(fd)
                 hub.add_reader(fd, readable)
 
+        reader.loop_thread = threading.get_ident()
+        reader.call_later = lambda delay: hub.call_later(delay, _nothing)
         self._forget_tick(hub)
         self._tick = tick
         hub.on_tick.add(tick)

@@ -1,10 +1,10 @@
 -- Shared helpers, prepended to every script by the loader (store/scripts.py).
 -- Defines locals only and touches no key by itself.
 local call, try = redis.call, redis.pcall
-local sub, find, format, byte = string.sub, string.find, string.format, string.byte
+local sub, find, gsub, format, byte = string.sub, string.find, string.gsub, string.format, string.byte
 
--- Width of one level in the scores of a returned set: level * BAND + place.
--- Ten levels stay below 2^51, so every score is an exact double.
+-- Width of one list in the scores of a returned set: list * BAND + place.
+-- Ten lists stay below 2^51, so every score is an exact double.
 local BAND = 140737488355328
 
 local function int(number)
@@ -28,10 +28,16 @@ local function is_object(value, name, text)
   return next(value) ~= nil or not find(text, '"' .. name .. '"%s*:%s*%[')
 end
 
--- Why a raw message cannot become an unacked record, or nil. One record that a stock
+-- Why a raw message cannot become an unacked record, or nil and the message without its body. One record that a stock
 -- worker cannot decode makes its whole recovery fail, hence the check before the write.
 -- A leading string body (Kombu's own order) is skipped, not decoded: that is where the bytes are.
+-- What only a strict parser refuses (a control character in a string, a leading zero) passes here,
+-- as finding it would cost more than the rest of a take; the reader sets that aside.
 local function problem(raw)
+  -- To cjson a NUL is the end, whatever follows.
+  if find(raw, '\0', 1, true) then
+    return 'not JSON'
+  end
   local text = raw
   local _, quote = find(raw, '^%s*{%s*"body"%s*:%s*"')
   if quote then
@@ -45,6 +51,11 @@ local function problem(raw)
     end
   end
   local ok, message = pcall(cjson.decode, text)
+  if not ok and find(text, '\\u[dD]') then
+    -- A lone surrogate is JSON, but cjson refuses it. Nothing below looks at one.
+    text = gsub(gsub(text, '\\\\', ''), '\\u[dD][89a-fA-F]%x%x', '')
+    ok, message = pcall(cjson.decode, text)
+  end
   if not ok then
     return 'not JSON'
   end
@@ -65,7 +76,12 @@ local function problem(raw)
   if type(tag) ~= 'string' and type(tag) ~= 'number' then
     return 'no delivery_tag'
   end
-  return nil
+  local priority = properties.priority
+  if priority == math.huge or priority == -math.huge then
+    -- Kombu drops a message with such a priority when it restores it.
+    return 'priority is not finite'
+  end
+  return nil, message
 end
 
 -- Remove settled tags; returns those that were no longer held. Tags are minted once, so
@@ -87,8 +103,11 @@ local function settle(unacked, unacked_index, holder, tags)
   return lost
 end
 
--- The raw message inside an unacked record '[raw,"","queue"]', or nil.
-local function raw_of(record, suffix)
+-- The raw message inside a tag's unacked record '[raw,"","queue"]'; nil if there is no such record.
+-- Reads all that settle() will write, so that a key of a wrong type stops a script before it wrote.
+local function raw_of(unacked, unacked_index, tag, suffix)
+  local record = call('HGET', unacked, tag)
+  call('ZSCORE', unacked_index, tag)
   if record and sub(record, 1, 1) == '[' and sub(record, -#suffix) == suffix then
     return sub(record, 2, #record - #suffix)
   end
@@ -96,9 +115,9 @@ local function raw_of(record, suffix)
 end
 
 -- Wake up to `count` parked workers. Members of a parked set are the workers' own wake keys;
--- writing one invalidates what its worker tracks.
+-- writing one invalidates what its worker tracks. A key of a wrong type costs the wake, not the call.
 local function wake_parked(parked, count)
-  local popped = call('ZPOPMAX', parked, count)
+  local popped = try('ZPOPMAX', parked, count)
   for i = 1, #popped, 2 do
     call('SET', popped[i], '1', 'PX', 30000)
   end

@@ -11,7 +11,7 @@
 -- Invariant: the inbox has the message before its record goes
 call('DEL', KEYS[1])
 local tag = ARGV[1]
-local raw = call('HEXISTS', KEYS[4], tag) == 1 and raw_of(call('HGET', KEYS[2], tag), ARGV[2])
+local raw = call('HEXISTS', KEYS[4], tag) == 1 and raw_of(KEYS[2], KEYS[3], tag, ARGV[2])
 if not raw then
   call('HDEL', KEYS[4], tag)
   return 0
@@ -27,7 +27,8 @@ while true do
   text = sub(raw, 1, stop) .. '"redelivered": true' .. (empty and '' or ', ') .. sub(raw, stop + 1)
   from = stop + 1
 end
-if find(raw, '"redelivered"', 1, true) or problem(text) then
+local reason, message = problem(text)
+if reason or message.properties.delivery_info.redelivered ~= true or find(raw, '"redelivered"', 1, true) then
   text = raw
 end
 call('LPUSH', KEYS[5], text)

@@ -14,7 +14,7 @@
 call('DEL', KEYS[1])
 local tag = ARGV[1]
 local place = call('HGET', KEYS[4], tag)
-local raw = place and raw_of(call('HGET', KEYS[2], tag), ARGV[2])
+local raw = place and raw_of(KEYS[2], KEYS[3], tag, ARGV[2])
 if not raw then
   call('HDEL', KEYS[4], tag)
   return ''

@@ -4,7 +4,7 @@
 -- KEYS[2] sequence string: counter of deliveries and places
 -- KEYS[3] unacked hash: Kombu's records, tag -> [message, exchange, routing key]
 -- KEYS[4] unacked_index zset: tag -> seconds
--- KEYS[5] holder hash: tag -> place, '' -> session
+-- KEYS[5] holder hash: tag -> place 'list:number:deliveries:suffix', '' -> session
 -- KEYS[6+] sources: per source set_aside stream, watchers zset, parked zset, returned zset, inbox lists
 -- ARGV[1] worker id
 -- ARGV[2] strategy number: 0 round_robin, 1 max_len, 2 min_len, 3 priority
@@ -21,13 +21,18 @@ local wake, sequence, unacked, unacked_index, holder = KEYS[1], KEYS[2], KEYS[3]
 local worker, strategy, byte_limit = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local count, list_counts, levels, list_index = tonumber(ARGV[4]), ARGV[5], ARGV[6], ARGV[7]
 local arg = 7 + count
-local n, turn, idle = tonumber(ARGV[arg + 2]), tonumber(ARGV[arg + 3]), ARGV[arg + 4] == '1'
-if call('HGET', holder, '') ~= ARGV[arg + 1] then
+local session, n, turn = ARGV[arg + 1], tonumber(ARGV[arg + 2]), tonumber(ARGV[arg + 3])
+local idle = ARGV[arg + 4] == '1'
+if call('HGET', holder, '') ~= session then
   return {0}
 end
+-- A key of a wrong type must stop the script here, not between its writes.
+call('HLEN', unacked)
+call('ZCARD', unacked_index)
 -- Per source: keys before its own, lists before its own, messages waiting, messages taken. What is known of its
--- lists, `lengths` and `used` ([0] is the returned set), is only there where something waits.
-local key_of, list_of, waiting, taken, lengths, used = {}, {}, {}, {}, {}, {}
+-- lists, `lengths` and `used` ([0] is the returned set), is only there where something waits, and what is known of
+-- its returned set, only where something was returned.
+local key_of, list_of, waiting, taken, lengths, used, returned = {}, {}, {}, {}, {}, {}, {}
 local key, lists_before = 5, 0
 for s = 1, count do
   key_of[s], list_of[s] = key, lists_before
@@ -39,6 +44,10 @@ for i = arg + 6, #ARGV do
   tags[#tags + 1] = ARGV[i]
 end
 local plan, bad, broken, bytes = {}, {}, {}, 0
+
+local function broke(s, failure)
+  broken[#broken + 1], broken[#broken + 2] = s - 1, failure.err
+end
 
 -- Messages waiting in a source; read once a call and counted down, exact because the script is atomic.
 local function measure(s)
@@ -57,7 +66,7 @@ local function measure(s)
       end
       local length = try(i == 0 and 'ZCARD' or 'LLEN', KEYS[k + i])
       if type(length) == 'table' then
-        broken[#broken + 1], broken[#broken + 2], length = s - 1, length.err, 0
+        broke(s, length)
         present = present - 1
       elseif length > 0 then
         length_of[i], total, present = length, total + length, present - 1
@@ -67,6 +76,44 @@ local function measure(s)
   end
   waiting[s] = total
   return total
+end
+
+local function level_of(s, list)
+  local its_levels = byte(levels, s)
+  return its_levels > 0 and math.min(list, its_levels - 1) or list
+end
+
+-- The returned message that goes before all that waits at `level`: the oldest of the highest level. A message has
+-- the level that its list has now; the lists beyond the last level are one level, hence the look at several.
+local function head_of(s, level)
+  local back = returned[s]
+  if not back then
+    back = {heads = {}, passed = {}, members = {}}
+    returned[s] = back
+  end
+  local best, best_level
+  for list = 0, 9 do
+    local its_level = level_of(s, list)
+    if its_level > (best_level or level) then
+      break
+    end
+    local head = back.heads[list]
+    if head == nil then
+      local from, to = int(list * BAND), '(' .. int((list + 1) * BAND)
+      local found = call('ZRANGEBYSCORE', KEYS[key_of[s] + 4], from, to, 'LIMIT', back.passed[list] or 0, 1)[1]
+      head = false
+      if found then
+        local _, stop, place, deliveries = find(found, '^%d+:(%d+):(%d+):')
+        head = {list = list, place = tonumber(place), deliveries = tonumber(deliveries)}
+        head.member, head.raw = found, sub(found, stop + 1)
+      end
+      back.heads[list] = head
+    end
+    if head and (not best or head.place < best.place) then
+      best, best_level = head, its_level
+    end
+  end
+  return best
 end
 
 -- Move the oldest message of the highest level of a source to the plan; false if it yielded none.
@@ -79,37 +126,40 @@ local function draw(s)
     end
   end
   local list = at and byte(list_index, list_of[s] + at)
-  local its_levels = byte(levels, s)
-  local level = at and (its_levels > 0 and math.min(list, its_levels - 1) or list)
+  local head = (used_of[0] or 0) < (length_of[0] or 0) and head_of(s, at and level_of(s, list) or 9)
   local raw, place, deliveries = nil, false, 0
-  local from_returned = used_of[0] or 0
-  if from_returned < (length_of[0] or 0) then
-    local head = call('ZRANGE', KEYS[k], from_returned, from_returned, 'WITHSCORES')
-    local its_level = math.floor(tonumber(head[2]) / BAND)
-    if not at or its_level <= level then
-      local _, stop, l, p, d = find(head[1], '^(%d+):(%d+):(%d+):')
-      used_of[0] = from_returned + 1
-      raw, list, level = sub(head[1], stop + 1), tonumber(l), its_level
-      place, deliveries = tonumber(p), tonumber(d)
-    end
+  if head then
+    at, list, raw, place, deliveries = 0, head.list, head.raw, head.place, head.deliveries
+  elseif at then
+    raw = call('LINDEX', KEYS[k + at], -(used_of[at] or 0) - 1)
   end
-  if not raw and at then
-    used_of[at] = (used_of[at] or 0) + 1
-    raw = call('LINDEX', KEYS[k + at], -used_of[at])
+  local reason = raw and problem(raw)
+  if reason then
+    local size = try('XLEN', KEYS[k - 3])
+    if type(size) == 'table' then
+      -- Nowhere to set it aside: it stays, and its source waits for an operator.
+      broke(s, size)
+      raw = nil
+    end
   end
   if not raw then
     waiting[s] = 0
     return false
   end
+  used_of[at] = (used_of[at] or 0) + 1
+  if head then
+    local back = returned[s]
+    back.members[#back.members + 1] = head.member
+    back.heads[list], back.passed[list] = nil, (back.passed[list] or 0) + 1
+  end
   waiting[s] = waiting[s] - 1
   bytes = bytes + #raw
-  local reason = problem(raw)
   if reason then
     bad[#bad + 1] = {s, list, reason, raw}
     return false
   end
   taken[s] = taken[s] + 1
-  plan[#plan + 1] = {s, list, level, place, deliveries, raw}
+  plan[#plan + 1] = {s, list, place, deliveries, raw}
   return true
 end
 
@@ -153,14 +203,15 @@ if #plan > 0 then
   local seconds = format('%.6f', clock(ARGV[arg + 5]) / 1000000)
   local records, scores, places = {}, {}, {}
   for i = 1, #plan do
-    local s, list, level, place, deliveries, raw = unpack(plan[i])
+    local s, list, place, deliveries, raw = unpack(plan[i])
     local number = last - #plan + i
-    local tag = worker .. ':' .. int(number)
+    -- A Redis that lost its last writes counts again from an earlier number, but in a later session.
+    local tag = worker .. ':' .. session .. '.' .. int(number)
     local suffix = ARGV[7 + s]
     records[2 * i - 1], records[2 * i] = tag, '[' .. raw .. suffix
     scores[2 * i - 1], scores[2 * i] = seconds, tag
     places[2 * i - 1] = tag
-    places[2 * i] = format('%d:%d:%.0f:%d:', list, level, place or number, deliveries) .. suffix
+    places[2 * i] = format('%d:%.0f:%d:', list, place or number, deliveries) .. suffix
     local m = #messages
     messages[m + 1], messages[m + 2], messages[m + 3] = s - 1, tag, list
     messages[m + 4], messages[m + 5] = deliveries, raw
@@ -181,7 +232,7 @@ for s, used_of in pairs(used) do
     if i > 0 then
       call('LTRIM', KEYS[k + i], 0, -number - 1)
     else
-      call('ZREMRANGEBYRANK', KEYS[k], 0, number - 1)
+      call('ZREM', KEYS[k], unpack(returned[s].members))
     end
   end
 end
@@ -189,15 +240,16 @@ end
 -- answers for every source; one that is full now leaves its watch to a parked one.
 local full = #plan == n
 for s = 1, count do
-  if taken[s] or full and (woken or idle) then
-    local left = ((taken[s] or 0) > 0 or (woken and full)) and measure(s) or 0
+  if taken[s] or woken or idle and full then
+    local left = ((taken[s] or 0) > 0 or woken) and measure(s) or 0
     local watchers, parked = KEYS[key_of[s] + 2], KEYS[key_of[s] + 3]
+    if idle and (full or left > 0) then
+      -- First, so that the wake goes to somebody else.
+      try('ZREM', parked, wake)
+    end
     local roused = left > 0 and wake_parked(parked, math.min(left, 2)) or 0
-    if idle and full then
-      call('ZREM', parked, wake)
-      if call('ZREM', watchers, wake) == 1 and roused == 0 and call('EXISTS', watchers) == 0 then
-        wake_parked(parked, 1)
-      end
+    if idle and full and try('ZREM', watchers, wake) == 1 and roused == 0 and call('EXISTS', watchers) == 0 then
+      wake_parked(parked, 1)
     end
   end
 end

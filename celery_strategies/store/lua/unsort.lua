@@ -1,7 +1,7 @@
 -- Give returned messages back to Kombu's lists: they become the next to run there.
 --
 -- KEYS[1] scratch string: never exists
--- KEYS[2] returned zset: level * 2^47 + place -> list:place:deliveries:message
+-- KEYS[2] returned zset: list * 2^47 + place -> list:place:deliveries:message
 -- KEYS[3+] inbox lists 0 to 9
 -- ARGV[1] count number of messages to move at most
 -- Returns number of messages moved
