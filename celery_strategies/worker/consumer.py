@@ -61,6 +61,7 @@ class StrategyConsumer(Consumer):  # type: ignore[misc]
             raise NotOurTransport(transport.driver_type)
         self._lost_connection = False
         self._announced: str | None = None
+        self._transport_ticks: set[Any] = set()
         if app.conf.worker_disable_prefetch:
             # It replaces the channel's can_consume, which gates much more than prefetching.
             app.conf.worker_disable_prefetch = False
@@ -104,7 +105,7 @@ class StrategyConsumer(Consumer):  # type: ignore[misc]
 
     def connect(self) -> Any:
         """Connect, and begin the reader's session."""
-        connection = super().connect()
+        connection = self._connect_transport()
         try:
             if not isinstance(connection.transport, TransportMixin):
                 raise ImproperlyConfigured(
@@ -119,6 +120,17 @@ class StrategyConsumer(Consumer):  # type: ignore[misc]
             connection.close()
             raise
         return connection
+
+    def _connect_transport(self) -> Any:
+        """Connect; Kombu leaves a callback in the loop for each connection, so the last one's goes first."""
+        if self.hub is None:
+            return super().connect()
+        self.hub.on_tick -= self._transport_ticks
+        before = set(self.hub.on_tick)
+        try:
+            return super().connect()
+        finally:
+            self._transport_ticks = self.hub.on_tick - before
 
     def register_with_event_loop(self, hub: Any) -> None:
         """Have *hub* poll the reader."""
