@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from celery_strategies.core.strategies import Strategy
 from celery_strategies.store import scripts
@@ -83,8 +83,7 @@ class SourceKeys:
     lists: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Delivery:
+class Delivery(NamedTuple):
     """One message handed out by take. *source* indexes the sources of that take."""
 
     source: int
@@ -94,8 +93,7 @@ class Delivery:
     raw: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Grant:
+class Grant(NamedTuple):
     """Reply of take. *valid* is false when another session of this worker has begun since."""
 
     valid: bool
@@ -112,20 +110,16 @@ class Grant:
         if not reply[0]:
             return cls(valid=False)
         _, turn, more, flat, bad, broken, lost = reply
-        deliveries = tuple(
-            Delivery(flat[i], flat[i + 1].decode(), flat[i + 2], flat[i + 3], flat[i + 4])
-            for i in range(0, len(flat), 5)
-        )
+        # One pass in C over the flat reply: five values for each message.
+        columns = [iter(flat)] * 5
         return cls(
-            valid=True,
-            turn=turn,
-            more=bool(more),
-            deliveries=deliveries,
-            set_aside=tuple(
-                (bad[i], bad[i + 1].decode(), bad[i + 2].decode()) for i in range(0, len(bad), 3)
-            ),
-            broken=tuple((broken[i], broken[i + 1].decode()) for i in range(0, len(broken), 2)),
-            lost=tuple(tag.decode() for tag in lost),
+            True,
+            turn,
+            bool(more),
+            tuple([Delivery(source, tag.decode(), *rest) for source, tag, *rest in zip(*columns, strict=True)]),
+            tuple([(bad[i], bad[i + 1].decode(), bad[i + 2].decode()) for i in range(0, len(bad), 3)]),
+            tuple([(broken[i], broken[i + 1].decode()) for i in range(0, len(broken), 2)]),
+            tuple([tag.decode() for tag in lost]),
         )
 
 

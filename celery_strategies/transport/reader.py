@@ -16,6 +16,7 @@ Every method but :meth:`Reader.settle` and its siblings is called from the loop'
 
 from __future__ import annotations
 
+import json
 import logging
 import random
 import threading
@@ -26,7 +27,7 @@ from time import monotonic
 from typing import Any
 from uuid import uuid4
 
-from kombu.utils.json import loads
+from kombu.utils.json import object_hook
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, ReadOnlyError, RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
@@ -40,6 +41,9 @@ from celery_strategies.store.store import Delivery, Grant, SourceKeys, Store, Ta
 from celery_strategies.transport.waker import Waker
 
 logger = logging.getLogger("celery_strategies.reader")
+
+#: What ``kombu.utils.json.loads`` does to a text, without making a decoder for each message.
+_decode = json.JSONDecoder(object_hook=object_hook).decode
 
 #: Idle workers that watch one source; the others park.
 WATCHERS = 2
@@ -427,7 +431,7 @@ class Reader:
             return
         channel = binding.channel
         try:
-            payload = loads(delivery.raw.decode("utf-8", "replace"))
+            payload = _decode(delivery.raw.decode("utf-8", "replace"))
             if delivery.deliveries:
                 payload["headers"]["redelivered"] = True
                 payload["properties"]["delivery_info"]["redelivered"] = True
@@ -494,14 +498,21 @@ class Reader:
             self.waker.wake()
 
     def flush(self) -> None:
-        """Send pending settles and wait until Redis has them: for pools that block the loop."""
+        """Hand pending settles to the kernel, for pools that block the loop; does not wait, does not raise.
+
+        What the kernel has reaches Redis even if this process is killed now. Waiting for the reply would double the
+        time of a short job; raising would end the delivery of a job whose ack is already on its way.
+        """
         link = self._link
-        if link is None or self._draining or not (self._acks or self._others):
+        if link is None or self._draining:
             return
-        self._send_others(link)
-        self._send_acks(link)
-        while self._unconfirmed and link.alive:
-            link.read_one()
+        try:
+            self._send_others(link)
+            self._send_acks(link)
+        except (RedisError, OSError) as exc:
+            # The next turn of the loop finds the link closed; the next session sends these settles again.
+            logger.warning("Settles did not reach Redis, they are sent again after reconnecting: %s", exc)
+            link.close()
 
     def _pop_acks(self) -> list[str]:
         self._acks_due = 0.0

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from celery.concurrency.prefork import TaskPool as Prefork
+from celery.exceptions import InvalidTaskError
 from celery.worker import state
 from celery.worker.consumer import Consumer
+
+from kombu.exceptions import ContentDisallowed, DecodeError
 
 from celery_strategies import settings as settings_module
 from celery_strategies.errors import ImproperlyConfigured, NotOurTransport
@@ -73,7 +77,12 @@ class StrategyConsumer(Consumer):  # type: ignore[misc]
             ranks=self.strategies_settings.ranks,
             polling_interval=self.strategies_settings.polling_interval,
         )
-        pools.watch_slots(pool, self.reader.wake, self.reader.flush)
+        pools.watch_slots(
+            pool,
+            self.reader.wake,
+            self.reader.flush,
+            in_loop=kwargs.get("hub") is not None and isinstance(pool, Prefork),
+        )
         super().__init__(
             on_task_request,
             *args,
@@ -198,6 +207,43 @@ class StrategyConsumer(Consumer):  # type: ignore[misc]
             pools.drop_unwritten(self.pool)
 
     # -- messages -----------------------------------------------------------------------------------------------
+
+    def create_task_handler(self, promise: Any = None) -> Callable[[Any], Any]:
+        """Return what is called with each message: Celery's own steps, without a promise for each settle.
+
+        Settling only appends to the reader's batch, so there is nothing to put off.
+        """
+        strategies, callbacks = self.strategies, self.on_task_message
+
+        def on_task_received(message: Any) -> Any:
+            payload = None
+            try:
+                name = message.headers["task"]
+            except TypeError:
+                return self.on_unknown_message(None, message)
+            except KeyError:
+                # Protocol 1 has the name in the body.
+                try:
+                    payload = message.decode()
+                except Exception as exc:
+                    return self.on_decode_error(message, exc)
+                try:
+                    name = payload["task"]
+                except (TypeError, KeyError):
+                    return self.on_unknown_message(payload, message)
+            try:
+                strategy = strategies[name]
+            except KeyError as exc:
+                return self.on_unknown_task(None, message, exc)
+            try:
+                strategy(message, payload, message.ack_log_error, message.reject_log_error, callbacks)
+            except (InvalidTaskError, ContentDisallowed) as exc:
+                return self.on_invalid_task(payload, message, exc)
+            except DecodeError as exc:
+                return self.on_decode_error(message, exc)
+            return None
+
+        return on_task_received
 
     def call_soon_ack(self, p: Any, *args: Any, **kwargs: Any) -> Any:
         """Run an acknowledgement at once: with us it only appends to the reader's batch."""

@@ -13,59 +13,58 @@ from typing import Any
 from celery.concurrency.solo import TaskPool as Solo
 
 
-def watch_slots(pool: Any, wake: Callable[[], None], flush: Callable[[], None]) -> None:
+def watch_slots(pool: Any, wake: Callable[[], None], flush: Callable[[], None], *, in_loop: bool) -> None:
     """Have *pool* call *wake* whenever a job ends, and *flush* before a job that will block the loop.
 
-    Must run before ``Consumer.update_strategies``, which captures the bound method. ``task_postrun`` would be too
-    early: Celery frees the slot in the pool's callback, after it.
+    *in_loop* says that the pool's callbacks run in the loop itself, where no wake is needed. Must run before
+    ``Consumer.update_strategies``, which captures the bound method. ``task_postrun`` would be too early: Celery
+    frees the slot in the pool's callback, after it.
     """
     apply_async = pool.apply_async
-    blocks = isinstance(pool, Solo)
+    if isinstance(pool, Solo):
 
-    def after(callback: Callable[..., Any] | None) -> Callable[..., Any] | None:
-        if callback is None:
-            return None
+        def blocking(target: Any, args: Any = None, kwargs: Any = None, accept_callback: Any = None, **options: Any) -> Any:
+            def accepted(pid: int, time_accepted: float) -> None:
+                accept_callback(pid, time_accepted)
+                flush()
 
-        def call(*args: Any, **kwargs: Any) -> Any:
-            try:
-                return callback(*args, **kwargs)
-            finally:
-                wake()
+            return apply_async(target, args, kwargs, accept_callback=accept_callback and accepted, **options)
 
-        return call
+        pool.apply_async = blocking
+    elif not in_loop:
 
-    def accepted(callback: Callable[..., Any] | None) -> Callable[..., Any] | None:
-        if callback is None or not blocks:
-            return callback
+        def after(callback: Callable[..., Any] | None) -> Callable[..., Any] | None:
+            if callback is None:
+                return None
 
-        def call(*args: Any, **kwargs: Any) -> Any:
-            callback(*args, **kwargs)
-            flush()
+            def call(*args: Any, **kwargs: Any) -> Any:
+                try:
+                    return callback(*args, **kwargs)
+                finally:
+                    wake()
 
-        return call
+            return call
 
-    def watched(
-        target: Any,
-        args: Any = None,
-        kwargs: Any = None,
-        callback: Any = None,
-        error_callback: Any = None,
-        timeout_callback: Any = None,
-        accept_callback: Any = None,
-        **options: Any,
-    ) -> Any:
-        return apply_async(
-            target,
-            args,
-            kwargs,
-            callback=after(callback),
-            error_callback=after(error_callback),
-            timeout_callback=after(timeout_callback),
-            accept_callback=accepted(accept_callback),
-            **options,
-        )
+        def watched(
+            target: Any,
+            args: Any = None,
+            kwargs: Any = None,
+            callback: Any = None,
+            error_callback: Any = None,
+            timeout_callback: Any = None,
+            **options: Any,
+        ) -> Any:
+            return apply_async(
+                target,
+                args,
+                kwargs,
+                callback=after(callback),
+                error_callback=after(error_callback),
+                timeout_callback=after(timeout_callback),
+                **options,
+            )
 
-    pool.apply_async = watched
+        pool.apply_async = watched
 
 
 def finish_writes(pool: Any) -> None:
