@@ -243,8 +243,11 @@ class Poller(kombu_redis.MultiChannelPoller):
         reader = self.reader
         if reader is not None and fileno in self._reader_fds():
             if fileno == reader.waker.fileno():
+                # Nothing need have come over the connection: reading it would wait.
                 reader.waker.drain()
-            reader.on_readable()
+                reader.on_tick()
+            else:
+                reader.on_readable()
             return True, self
         return super().handle_event(fileno, event)
 
