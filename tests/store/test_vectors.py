@@ -1,0 +1,24 @@
+"""The scripts reproduce the table of exact orders."""
+
+from __future__ import annotations
+
+import pytest
+import redis
+
+from celery_strategies.core.strategies import Strategy
+from celery_strategies.store.keys import Keys
+from tests.core.vectors import VECTORS, Vector, play
+
+from .broker import RedisBroker
+from .tools import Caller
+
+
+@pytest.mark.parametrize("prefix", ["", "p:"])
+@pytest.mark.parametrize("vector", VECTORS, ids=lambda vector: vector.name)
+def test_the_scripts_take_in_the_expected_order(
+    vector: Vector, prefix: str, redis_db: redis.Redis, caller: Caller
+) -> None:
+    broker = RedisBroker(redis_db, caller, Strategy.parse(vector.strategy), keys=Keys(prefix=prefix))
+    results = play(vector, broker)
+    assert results
+    assert [got for _, got in results] == [take.expected for take, _ in results]
