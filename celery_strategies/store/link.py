@@ -87,6 +87,9 @@ class Link:
 
     def pump(self) -> None:
         """Handle the replies and pushes of a readable socket, also those already in the parser's buffer."""
+        if not self._handlers and not (self.alive and self.connection.can_read(timeout=0)):
+            # A call in the same turn of the loop has read it: nothing more need come.
+            return
         while self.alive:
             self.read_one()
             if not self._buffered():
@@ -108,11 +111,7 @@ class Link:
         try:
             reply = self.connection.read_response(disable_decoding=True, push_request=True)
         except ResponseError as exc:
-            reply = exc
-        except RedisConnectionError as exc:
-            # An error reply such as -LOADING is a ConnectionError to redis-py, with the socket left open.
-            if not self._handlers or not self.alive:
-                raise
+            # Not so -LOADING and -NOAUTH: they are connection errors to redis-py, which closes the socket.
             reply = exc
         finally:
             self.busy = False
