@@ -151,6 +151,7 @@ def test_half_open_connections_are_noticed(
 ) -> None:
     proxy = proxy_factory(broker)
     worker = start(pool, url=proxy.url())
+    assert internals(worker)["held"] == 0
     proxy.black_hole()
     # The connections stay open and silent; a peer that vanished without a word is like this.
     worker.wait_log(lambda log: "Connection to broker lost" in log, 60)
