@@ -32,6 +32,10 @@ def _supports_push() -> bool:
 SUPPORTS_PUSH = _supports_push()
 
 
+def ignore(_reply: Any) -> None:
+    """Handle a reply that says nothing, not even when it is an error."""
+
+
 class Link:
     """Send packed commands over *connection* (a connected redis-py RESP3 connection).
 
@@ -64,9 +68,9 @@ class Link:
         """Number of replies still to come."""
         return len(self._handlers)
 
-    def waited(self) -> float:
+    def waited(self, now: float) -> float:
         """Return the age of the oldest unanswered command, in seconds; 0 if all are answered."""
-        return monotonic() - self._handlers[0][1] if self._handlers else 0.0
+        return now - self._handlers[0][1] if self._handlers else 0.0
 
     def fileno(self) -> int:
         """Return the socket's file descriptor."""

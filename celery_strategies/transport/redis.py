@@ -23,6 +23,8 @@ from celery_strategies.transport.reader import Reader
 
 #: Transport option that carries ``strategies_priority_levels`` to channels.
 LEVELS_OPTION = "strategies_levels"
+#: Transport option of a strategies worker's connection: recovery is the reader's.
+READER_OPTION = "strategies_reader"
 #: Seconds that the reader waits for the rest of a reply where the user set no ``socket_timeout``.
 READ_TIMEOUT = 15.0
 
@@ -33,20 +35,27 @@ class StrategyQoS(kombu_redis.QoS):
     def ack(self, delivery_tag: str) -> None:
         """Acknowledge: ours go to the reader, which batches them."""
         reader = self.channel.reader
-        if reader is not None and reader.owns(delivery_tag):
-            reader.settle(delivery_tag)
+        if reader is not None and reader.settler.owns(delivery_tag):
+            reader.settler.settle(delivery_tag)
         else:
             super().ack(delivery_tag)
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
         """Reject: a requeued message of ours goes to the tail of its level."""
         reader = self.channel.reader
-        if reader is None or not reader.owns(delivery_tag):
+        if reader is None or not reader.settler.owns(delivery_tag):
             super().reject(delivery_tag, requeue=requeue)
         elif requeue:
-            reader.requeue(delivery_tag)
+            reader.settler.requeue(delivery_tag)
         else:
-            reader.settle(delivery_tag)
+            reader.settler.settle(delivery_tag)
+
+
+    def restore_visible(self, *args: Any, **kwargs: Any) -> Any:
+        """Leave recovery to the reader where there is one: it keeps a message's place."""
+        if self.channel.connection.client.transport_options.get(READER_OPTION):
+            return None
+        return super().restore_visible(*args, **kwargs)
 
 
 class ChannelMixin:

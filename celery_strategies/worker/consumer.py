@@ -23,13 +23,10 @@ from celery_strategies import settings as settings_module
 from celery_strategies.errors import ImproperlyConfigured, NotOurTransport
 from celery_strategies.publish.levels import carry_levels
 from celery_strategies.transport.reader import Reader
-from celery_strategies.transport.redis import TransportMixin
+from celery_strategies.transport.redis import READER_OPTION, TransportMixin
 from celery_strategies.worker import pools, slots
 
 logger = logging.getLogger("celery_strategies")
-
-#: Seconds between looks for held messages that nobody works on.
-RECONCILE_INTERVAL = 5.0
 
 
 class StrategyConsumer(Consumer):  # type: ignore[misc]
@@ -110,6 +107,7 @@ class StrategyConsumer(Consumer):  # type: ignore[misc]
         """Return a connection whose channels know the levels."""
         connection = self.app.connection_for_read(heartbeat=heartbeat)
         carry_levels(connection, self.strategies_settings)
+        connection.transport_options[READER_OPTION] = True
         return self.ensure_connected(connection)
 
     def connect(self) -> Any:
@@ -168,15 +166,11 @@ class StrategyConsumer(Consumer):  # type: ignore[misc]
         hub.on_tick.add(tick)
         hub.add_reader(reader.waker.fileno(), woken)
         hub.call_repeatedly(1.0 if reader.tracking else reader.polling_interval, _nothing)
-        hub.call_repeatedly(RECONCILE_INTERVAL, self._reconcile)
 
     def _forget_tick(self, hub: Any) -> None:
         tick = getattr(self, "_tick", None)
         if tick is not None:
             hub.on_tick.discard(tick)
-
-    def _reconcile(self) -> None:
-        self.reader.reconcile(lambda: slots.tags(self))
 
     def on_connection_error_before_connected(self, exc: BaseException) -> None:
         """Note that the broker went away, as against a shutdown."""
@@ -253,8 +247,8 @@ class StrategyConsumer(Consumer):  # type: ignore[misc]
     @contextmanager
     def _setting_aside(self, message: Any, reason: str) -> Iterator[None]:
         """Keep a message that Celery is about to discard where an operator can find it."""
-        if self.reader.owns(message.delivery_tag) and not message.acknowledged:
-            self.reader.set_aside(message.delivery_tag, reason)
+        if self.reader.settler.owns(message.delivery_tag) and not message.acknowledged:
+            self.reader.settler.set_aside(message.delivery_tag, reason)
             message._state = "REJECTED"
             # Celery rejects it next, which would raise for a message in this state.
             message.reject_log_error = message.ack = _nothing

@@ -48,6 +48,3 @@ def requests(consumer: Any) -> list[Any]:
     return found
 
 
-def tags(consumer: Any) -> set[str]:
-    """Return the delivery tags of the messages behind :func:`requests`."""
-    return {request._message.delivery_tag for request in requests(consumer)}

@@ -1,0 +1,260 @@
+"""What a worker holds, and how each delivery ends.
+
+Owns the held tags and the settles on their way to Redis: pending (any thread may add), sent and unconfirmed, or
+to be sent again after a lost connection. Settling twice does no harm, so what is in doubt is sent again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from weakref import ref
+
+from redis.exceptions import NoScriptError, ReadOnlyError, RedisError
+
+from celery_strategies.store import store as calls
+from celery_strategies.store.link import ignore
+from celery_strategies.store.store import Store
+from celery_strategies.transport.patience import Patience
+from celery_strategies.transport.session import Session
+
+logger = logging.getLogger("celery_strategies.reader")
+
+
+@dataclass(slots=True)
+class Held:
+    """One message that this worker holds: its queue, its list there, and who works on it.
+
+    *message* is a weak reference: once nobody has the message any more, nobody can settle it.
+    """
+
+    queue: str
+    list: int
+    message: Callable[[], Any] | None = None
+    suspect: bool = False
+
+
+#: A settle that is not an ack: the tag and the call that a store makes of it.
+Other = tuple[str, Callable[[Store], bytes]]
+#: A message on its way back: the tag, and whether its job had begun.
+Back = tuple[str, bool]
+#: What one call settles.
+Batch = tuple[list[str], list[Other], list[Back]]
+
+
+class Settler:
+    """Keep the held tags of *worker* and settle them.
+
+    *notify* is called, from any thread, when a settle is pending.
+    """
+
+    def __init__(self, worker: str, patience: Patience, notify: Callable[[], None]) -> None:
+        self.worker = worker
+        self.held: dict[str, Held] = {}
+        self._patience = patience
+        self._notify = notify
+        self._acks: deque[str] = deque()
+        self._others: deque[Other] = deque()
+        self._back: deque[Back] = deque()
+        self._unconfirmed: dict[int, Batch] = {}
+        self._resent: set[str] = set()
+        self._batch = 0
+
+    # -- any thread -----------------------------------------------------------------------------
+
+    def owns(self, tag: str) -> bool:
+        """Whether *tag* was minted for this worker."""
+        return isinstance(tag, str) and calls.worker_of(tag) == self.worker
+
+    def settle(self, tag: str) -> None:
+        """Acknowledge *tag*, or reject it for good."""
+        if self._release(tag, "Settling") is not None:
+            self._acks.append(tag)
+            self._notify()
+
+    def requeue(self, tag: str) -> None:
+        """Put *tag*'s message at the tail of its level."""
+        held = self._release(tag, "Requeueing")
+        if held is not None:
+            self._others.append((tag, lambda store: store.requeue(tag, held.queue, held.list)))
+            self._notify()
+
+    def set_aside(self, tag: str, reason: str) -> None:
+        """Move *tag*'s message to where an operator can look at it."""
+        held = self._release(tag, "Setting aside")
+        if held is not None:
+            self._others.append((tag, lambda store: store.set_aside(tag, held.queue, reason)))
+            self._notify()
+
+    def give_back(self, tags: Iterable[str], *, started: bool = False) -> None:
+        """Put messages back where they were, in their order; *started* counts the delivery."""
+        for tag in tags:
+            if self.held.pop(tag, None) is not None:
+                self._back.append((tag, started))
+        self._notify()
+
+    def _release(self, tag: str, verb: str) -> Held | None:
+        held = self.held.pop(tag, None)
+        if held is None:
+            self._patience.complain(
+                f"{verb} {tag}", "%s of a message that is not held any more: %s", verb, tag
+            )
+        return held
+
+    # -- the loop -------------------------------------------------------------------------------
+
+    @property
+    def acks(self) -> int:
+        """Number of acknowledgements that wait."""
+        return len(self._acks)
+
+    @property
+    def others(self) -> int:
+        """Number of other settles that wait."""
+        return len(self._others) + len(self._back)
+
+    @property
+    def unconfirmed(self) -> int:
+        """Number of calls whose reply has not come."""
+        return len(self._unconfirmed)
+
+    def tags(self) -> set[str]:
+        """Return every tag that Redis may still list as this worker's, and rightly."""
+        settling = {*self.held, *self._acks}
+        settling.update(tag for tag, _ in (*self._others, *self._back))
+        for acks, others, back in self._unconfirmed.values():
+            settling.update(acks, (tag for tag, _ in (*others, *back)))
+        return settling
+
+    def hold(self, tag: str, queue: str, step: int) -> None:
+        """Note that take handed out *tag*."""
+        self.held[tag] = Held(queue, step)
+
+    def pop_acks(self) -> list[str]:
+        """Take out the acks that the next call carries."""
+        acks: list[str] = []
+        while self._acks and len(acks) < calls.TAG_LIMIT:
+            acks.append(self._acks.popleft())
+        return acks
+
+    def expect(
+        self, acks: list[str], others: list[Other] | None = None, back: list[Back] | None = None
+    ) -> int:
+        """Note what a call that is about to be sent settles; returns the number of the batch."""
+        self._batch += 1
+        if acks or others or back:
+            self._unconfirmed[self._batch] = (acks, others or [], back or [])
+        return self._batch
+
+    def confirm(self, batch: int, lost: Iterable[bytes | str] = ()) -> None:
+        """Note that Redis executed *batch*; *lost* are tags that it found in other hands."""
+        acks, others, back = self._unconfirmed.pop(batch, ([], [], []))
+        self._patience.accepted()
+        for tag in lost:
+            name = tag if isinstance(tag, str) else tag.decode()
+            if name not in self._resent:
+                logger.warning(
+                    "Message %s was finished here but had been given to another worker meanwhile",
+                    name,
+                )
+        if self._resent:
+            self._resent.difference_update(acks, (tag for tag, _ in (*others, *back)))
+
+    def refuse(self, session: Session, what: str, error: RedisError, batch: int = 0) -> None:
+        """Take up *batch*, which Redis did not execute; load the scripts again if they are missing."""
+        self._take_up(self._unconfirmed.pop(batch, ([], [], [])))
+        if isinstance(error, NoScriptError):
+            commands = calls.load_scripts()
+            session.link.send(b"".join(commands), *([ignore] * len(commands)))
+            return
+        self._patience.refused(what, error)
+        if isinstance(error, ReadOnlyError):
+            # This server is a replica now: only a new connection finds the master.
+            session.link.close()
+
+    def _take_up(self, batch: Batch) -> None:
+        acks, others, back = batch
+        self._acks.extendleft(reversed(acks))
+        self._others.extendleft(reversed(others))
+        self._back.extendleft(reversed(back))
+
+    def resume(self) -> None:
+        """After a lost connection: what was sent may have been executed or not, so it is sent again."""
+        for batch in sorted(self._unconfirmed, reverse=True):
+            acks, others, back = self._unconfirmed.pop(batch)
+            self._resent.update(acks, (tag for tag, _ in (*others, *back)))
+            self._take_up((acks, others, back))
+
+    def send_acks(self, session: Session) -> None:
+        """Send all pending acknowledgements."""
+        while self._acks:
+            acks = self.pop_acks()
+            batch = self.expect(acks)
+            session.link.send(session.store.settle(acks), partial(self._settled, session, batch))
+
+    def send_others(self, session: Session) -> None:
+        """Send everything that is not an acknowledgement."""
+        while self._others:
+            tag, call = self._others.popleft()
+            batch = self.expect([], [(tag, call)])
+            session.link.send(call(session.store), partial(self._settled, session, batch))
+        while self._back:
+            started = self._back[0][1]
+            back = []
+            while self._back and self._back[0][1] is started and len(back) < calls.TAKE_LIMIT:
+                back.append(self._back.popleft())
+            batch = self.expect([], None, back)
+            holder = session.keys.holder(self.worker)
+            packed = calls.command(calls.pack("HMGET", holder, *(tag for tag, _ in back)))
+            session.link.send(packed, partial(self._placed, session, batch, back))
+
+    def _placed(self, session: Session, batch: int, back: list[Back], reply: Any) -> None:
+        if isinstance(reply, RedisError):
+            self.refuse(session, "give back", reply, batch)
+            return
+        items = [
+            (tag, place)
+            for (tag, _), place in zip(back, reply, strict=True)
+            if place is not None
+        ]
+        if items:
+            packed = session.store.restore(items, started=back[0][1])
+            session.link.send(packed, partial(self._settled, session, batch))
+        else:
+            self.confirm(batch)
+
+    def _settled(self, session: Session, batch: int, reply: Any) -> None:
+        if isinstance(reply, RedisError):
+            self.refuse(session, "settle", reply, batch)
+        else:
+            self.confirm(batch, reply if isinstance(reply, list) else ())
+
+    # -- upkeep ---------------------------------------------------------------------------------
+
+    def work_on(self, tag: str, message: Any) -> None:
+        """Note that *message* is what somebody works on for *tag*."""
+        held = self.held.get(tag)
+        if held is not None:
+            held.message = ref(message)
+
+    def reclaim(self) -> None:
+        """Give back messages that nobody has any more: nobody is left to settle them.
+
+        Celery leaves some messages unacknowledged on purpose (a cancelled request, a MemoryError) and trusts the
+        channel's close to return them; our tags outlive channels. Twice gone, a call apart, is gone.
+        """
+        orphans = []
+        for tag, held in list(self.held.items()):
+            if held.message is None or held.message() is not None:
+                held.suspect = False
+            elif held.suspect:
+                orphans.append(tag)
+            else:
+                held.suspect = True
+        if orphans:
+            logger.info("%d messages that nobody works on go back to their queues", len(orphans))
+            self.give_back(orphans, started=True)
