@@ -44,6 +44,7 @@ class Lab:
         self.keys = Keys()
         self._workers = workers
         self.app: Celery = make_app(url, settings)
+        self._answering: set[str] = set()
 
     def close(self) -> None:
         """Close the producer's connections."""
@@ -147,9 +148,21 @@ class Lab:
 
     # -- remote control -----------------------------------------------------------------------
 
-    def control(self, command: str, worker: Worker, timeout: float = 10, **arguments: Any) -> Any:
+    def control(self, command: str, worker: Worker, **arguments: Any) -> Any:
         """Send a remote control command to one worker and return its reply."""
-        replies = self.app.control.broadcast(
+        if worker.hostname not in self._answering:
+            # A worker is ready a moment before Redis has its subscription, and what is published in
+            # between reaches nobody: the first command is one that may be repeated.
+            wait_until(
+                lambda: self._ask("ping", worker, 1.0, {}), 20, f"{worker.hostname} answers"
+            )
+            self._answering.add(worker.hostname)
+        replies = self._ask(command, worker, 10.0, arguments)
+        assert replies, f"{worker.hostname} did not answer {command}\n{worker.log()}"
+        return replies[0][worker.hostname]
+
+    def _ask(self, command: str, worker: Worker, timeout: float, arguments: dict[str, Any]) -> Any:
+        return self.app.control.broadcast(
             command,
             arguments=arguments,
             destination=[worker.hostname],
@@ -157,8 +170,6 @@ class Lab:
             limit=1,
             timeout=timeout,
         )
-        assert replies, f"{worker.hostname} did not answer {command}\n{worker.log()}"
-        return replies[0][worker.hostname]
 
     def idle(self, worker: Worker) -> None:
         """Wait until *worker* holds nothing."""

@@ -111,6 +111,11 @@ def outcome(self: Task, how: str) -> str:
             return "soft"
     if how == "hard":
         time.sleep(30)
+    while how == "deaf":
+        try:
+            time.sleep(30)
+        except SoftTimeLimitExceeded:
+            continue
     return how
 
 
