@@ -21,6 +21,14 @@ def carry_levels(connection: Any, settings: Settings) -> None:
         connection.transport_options[LEVELS_OPTION] = dict(levels) if isinstance(levels, Mapping) else levels
 
 
+def max_priority_of(queue: Any) -> int | None:
+    """Return the ``x-max-priority`` argument of *queue* (a ``kombu.Queue`` or None), None without one."""
+    if queue is None:
+        return None
+    maximum: int | None = (queue.queue_arguments or {}).get("x-max-priority", queue.max_priority)
+    return maximum
+
+
 def sender(amqp: Any, send_task_message: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap *send_task_message* so that every task of *amqp*'s app is published to its level."""
     state: dict[str, Settings] = {}
@@ -49,8 +57,5 @@ def _default_level(amqp: Any, settings: Settings, queue: Any) -> int | None:
         name, declared = queue, found
     else:
         name, declared = queue.name, queue
-    maximum = None
-    if declared is not None:
-        maximum = (declared.queue_arguments or {}).get("x-max-priority", declared.max_priority)
-    levels = settings.levels_for(name, maximum)
+    levels = settings.levels_for(name, max_priority_of(declared))
     return None if levels is None else settings.default_level(levels)

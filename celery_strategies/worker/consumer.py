@@ -24,7 +24,7 @@ from celery_strategies.errors import ImproperlyConfigured, NotOurTransport
 from celery_strategies.publish.levels import carry_levels
 from celery_strategies.transport.reader import Reader
 from celery_strategies.transport.redis import READER_OPTION, TransportMixin
-from celery_strategies.worker import pools, slots
+from celery_strategies.worker import banner, pools, slots
 
 logger = logging.getLogger("celery_strategies")
 
@@ -60,6 +60,7 @@ class StrategyConsumer(Consumer):  # type: ignore[misc]
         transport = app.connection_for_read().transport
         if transport.driver_type != "redis":
             raise NotOurTransport(transport.driver_type)
+        banner.extend(controller, app, self.strategies_settings)
         self._lost_connection = False
         self._announced: str | None = None
         self._transport_ticks: set[Any] = set()

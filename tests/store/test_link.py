@@ -172,7 +172,7 @@ def test_a_closed_link_refuses_and_never_connects_again(link: Link, redis_db: re
     link.send(packed("ECHO", "x"), got.append)
     link.close()
     connections = redis_db.info("stats")["total_connections_received"]
-    assert (link.alive, link.pending, link.waited()) == (False, 0, 0)
+    assert (link.alive, link.pending, link.waited(0)) == (False, 0, 0)
     for use in (
         lambda: link.send(packed("ECHO", "x"), got.append),
         lambda: link.call(packed("ECHO", "x")),
