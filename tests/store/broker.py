@@ -56,7 +56,8 @@ class RedisBroker:
                 job = job_of(delivery.raw)
                 self.tags[job] = delivery
                 self.last, self.turn_order = queue, self.order
-                taken.append(Taken(queue, delivery.list, job, delivery.deliveries > 0))
+                redelivered = delivery.deliveries > 0 or b'"redelivered": true' in delivery.raw
+                taken.append(Taken(queue, delivery.list, job, redelivered))
             assert grant.turn == self.turn or not grant.deliveries
             if len(taken) == n or not (grant.deliveries or grant.more):
                 return taken
