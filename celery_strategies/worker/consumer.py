@@ -23,7 +23,7 @@ from celery_strategies import settings as settings_module
 from celery_strategies.errors import ImproperlyConfigured, NotOurTransport
 from celery_strategies.publish.levels import carry_levels
 from celery_strategies.transport.reader import Reader
-from celery_strategies.transport.redis import READER_OPTION, TransportMixin
+from celery_strategies.transport.redis import READ_TIMEOUT, READER_OPTION, TransportMixin
 from celery_strategies.worker import banner, pools, slots
 
 logger = logging.getLogger("celery_strategies")
@@ -108,6 +108,8 @@ class StrategyConsumer(Consumer):  # type: ignore[misc]
         """Return a connection whose channels know the levels."""
         connection = self.app.connection_for_read(heartbeat=heartbeat)
         carry_levels(connection, self.strategies_settings)
+        # Kombu's own calls block the loop: without a limit, a peer that vanished would do so for ever.
+        connection.transport_options.setdefault("socket_timeout", READ_TIMEOUT)
         connection.transport_options[READER_OPTION] = True
         return self.ensure_connected(connection)
 
