@@ -69,7 +69,10 @@ class Lab:
         else:
             conf.setdefault("strategies_pool", pool)
             marker = "strategies"
-        return self._workers(self.url, pool=marker, queues=queues, settings=conf, **options)
+        url = options.pop("url", self.url)
+        if url != self.url:
+            options.setdefault("record_url", self.url)
+        return self._workers(url, pool=marker, queues=queues, settings=conf, **options)
 
     def stock(self, pool: str = "prefork", **options: Any) -> Worker:
         """Start a worker that has never heard of us."""
