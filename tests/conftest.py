@@ -25,11 +25,21 @@ _LOG_TAIL = 20_000
 
 
 def pytest_report_header() -> list[str]:
-    """Name the server that this run uses."""
+    """Name the servers that this run uses."""
     try:
-        return [f"redis: {servers.find(os.environ.get('REDIS_VERSION', 'any'))}"]
+        binary = servers.find(os.environ.get("REDIS_VERSION", "any"))
     except servers.RedisNotFoundError as error:
         return [f"redis: {error}"]
+    with_tls = servers.find_with_tls(binary)
+    if with_tls == binary:
+        return [f"redis: {binary}"]
+    return [f"redis: {binary}", f"with TLS: {with_tls or 'none, so its tests are left out'}"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave out the tests of TLS where no redis-server has it; the header says so."""
+    if servers.find_with_tls() is None:
+        items[:] = [item for item in items if item.get_closest_marker("tls") is None]
 
 
 @pytest.hookimpl(wrapper=True)
@@ -104,13 +114,18 @@ class RedisFactory(Protocol):
 def redis_factory(
     redis_binary: RedisBinary, keep_log: Callable[[str, Callable[[], str]], None]
 ) -> Iterator[RedisFactory]:
-    """Start servers of this test's own, with options; skips what the binary cannot do (TLS)."""
+    """Start servers of this test's own, with options.
+
+    With `transport="tls"` it is another redis-server if this run's was built without; such a test
+    has the marker `tls`.
+    """
     with contextlib.ExitStack() as stack:
 
         def start(**options: Any) -> RedisServer:
-            if options.get("transport") == "tls" and not redis_binary.has_tls:
-                pytest.skip(f"{redis_binary} was built without TLS")
-            server = stack.enter_context(RedisServer(redis_binary, **options))
+            binary = redis_binary
+            if options.get("transport") == "tls":
+                binary = servers.find_with_tls(redis_binary) or redis_binary
+            server = stack.enter_context(RedisServer(binary, **options))
             keep_log(f"redis-server on {server.port or server.socket}", server.log)
             return server
 

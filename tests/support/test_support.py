@@ -100,6 +100,7 @@ class TestServer:
             channel: Any = connection.default_channel
             assert channel.client.get("a") == b"1"
 
+    @pytest.mark.tls
     def test_tls(self, redis_factory: RedisFactory) -> None:
         server = redis_factory(transport="tls")
         with server.client() as client:
@@ -326,6 +327,7 @@ class TestWorker:
         said = celery("inspect", "ping", "-d", worker.hostname, broker_url=broker_url, stock=True)
         assert "pong" in said.stdout
 
+    @pytest.mark.tls
     def test_over_tls(self, worker_factory: WorkerFactory, redis_factory: RedisFactory) -> None:
         server = redis_factory(transport="tls")
         worker_factory(server.url(), pool="solo", stock=True)
