@@ -1,8 +1,8 @@
 """Run the whole suite on every redis-server that this machine has.
 
 `python3 tests/run.py [--redis 6.2|7.0|all] [--fast] [pytest arguments]` makes its own environment.
-The output is pytest's, once for each server, and its last line is pytest's own: that of the
-first run that failed, else that of the last run.
+The output is pytest's, once for each server, with the slowest tests of each, and its last line is
+pytest's own: that of the first run that failed, else that of the last run.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -23,15 +24,28 @@ sys.path[0] = str(ROOT)
 
 _CLOSING = re.compile(r"\b\d+ (passed|failed|errors?|skipped|deselected)\b|\bno tests ran\b")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_SLOWEST = ("--durations=20", "--durations-min=2")
 
 
-def run_suite(series: str, arguments: list[str]) -> tuple[int, str]:
-    """Run pytest on one server; return its exit code and its closing line."""
-    command = [sys.executable, "-m", "pytest", *arguments]
+@dataclass(frozen=True)
+class Run:
+    """How one run of pytest ended."""
+
+    code: int
+    closing: str
+    """pytest's closing line, empty if it died before that."""
+    closed: bool
+    """Whether that was the last line it printed."""
+
+
+def run_suite(series: str, arguments: list[str]) -> Run:
+    """Run pytest on one server."""
+    # What stands later on the command line wins.
+    command = [sys.executable, "-m", "pytest", *_SLOWEST, *arguments]
     if sys.stdout.isatty():
         command.append("--color=yes")
     env = {**os.environ, "REDIS_VERSION": series}
-    closing = ""
+    closing, closed = "", False
     with subprocess.Popen(
         command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, text=True, errors="replace",
@@ -41,9 +55,10 @@ def run_suite(series: str, arguments: list[str]) -> tuple[int, str]:
             sys.stdout.write(line)
             sys.stdout.flush()
             plain = _COLOUR.sub("", line)
-            if _CLOSING.search(plain) and re.search(r" in [\d.]+s", plain):
+            closed = bool(_CLOSING.search(plain) and re.search(r" in [\d.]+s", plain))
+            if closed:
                 closing = line.rstrip("\n")
-    return process.returncode, closing
+    return Run(process.returncode, closing, closed)
 
 
 def main() -> int:
@@ -68,17 +83,21 @@ def main() -> int:
             binaries = [servers.find(options.redis)]
     except servers.RedisNotFoundError as error:
         environment.fail(str(error))
-    results = []
+    runs = []
     for binary in binaries:
         print(f"\n=== The suite on {binary}", flush=True)
-        results.append((binary, *run_suite(binary.series, arguments)))
-    if len(results) > 1:
+        runs.append(run_suite(binary.series, arguments))
+    if len(runs) > 1:
         print()
-        for binary, code, _ in results:
-            print(f"{binary}: {'ok' if code == 0 else f'FAILED (exit code {code})'}")
-        failed = [closing for _, code, closing in results if code]
-        print((failed or [results[-1][2]])[0], flush=True)
-    return max(code for _, code, _ in results)
+        for binary, run in zip(binaries, runs, strict=True):
+            verdict = "ok" if run.code == 0 else f"FAILED (exit code {run.code})"
+            print(f"{binary}: {verdict}")
+    # What decides the exit code also has the last word.
+    decisive = next((run for run in runs if run.code), runs[-1])
+    if len(runs) > 1 or not decisive.closed:
+        print(decisive.closing, flush=True)
+    # A pytest that a signal ended has a negative code.
+    return abs(decisive.code)
 
 
 if __name__ == "__main__":
