@@ -100,6 +100,8 @@ class StrategyConsumer(Consumer):  # type: ignore[misc]
         return any(self.task_buckets.values())
 
     def _capacity(self) -> int:
+        if slots.leaving():
+            return 0
         return slots.free(self, self.strategies_settings.read_ahead)
 
     # -- connection -------------------------------------------------------------------------------------------
@@ -202,6 +204,14 @@ class StrategyConsumer(Consumer):  # type: ignore[misc]
             if semaphore is not None:
                 semaphore.clear()
             pools.drop_unwritten(self.pool)
+
+    def cancel_active_requests(self) -> None:
+        """Cancel what runs at a cold shutdown, where the pool can: threads and solo have to let it end."""
+        try:
+            super().cancel_active_requests()
+        except NotImplementedError as exc:
+            # Out of a signal handler it would end the loop, or the very job that it interrupted.
+            logger.warning("Running jobs cannot be cancelled, waiting for their end: %s", exc)
 
     # -- messages -----------------------------------------------------------------------------------------------
 

@@ -13,6 +13,10 @@ from typing import Any
 from celery.concurrency.solo import TaskPool as Solo
 
 
+#: What green pools report of a job whose greenlet was killed: not failed, no result, no run time.
+KILLED = (False, None, None)
+
+
 def watch_slots(pool: Any, wake: Callable[[], None], flush: Callable[[], None], *, in_loop: bool) -> None:
     """Have *pool* call *wake* whenever a job ends, and *flush* before a job that will block the loop.
 
@@ -39,6 +43,9 @@ def watch_slots(pool: Any, wake: Callable[[], None], flush: Callable[[], None], 
 
             def call(*args: Any, **kwargs: Any) -> Any:
                 try:
+                    if args == (KILLED,):
+                        # Celery takes it for a success and acknowledges; whoever killed it has told the rest.
+                        return None
                     return callback(*args, **kwargs)
                 finally:
                     wake()

@@ -20,6 +20,11 @@ def total(consumer: Any) -> int:
     return int(consumer.pool.num_processes or 0)
 
 
+def leaving() -> bool:
+    """Whether the worker was told to shut down; its loop may turn on until it notices. An exit code of 0 counts."""
+    return any(flag is not None and flag is not False for flag in (state.should_stop, state.should_terminate))
+
+
 def limited(consumer: Any) -> int:
     """Return the number of requests that wait for their task's rate limit."""
     return sum(len(bucket.contents) for bucket in tuple(consumer.task_buckets.values()) if bucket)
