@@ -84,7 +84,7 @@ def test_a_cold_shutdown_gives_back_what_was_not_acknowledged(
     worker.quit()
     if pool in ("threads", "solo"):
         # Nothing can end a thread: the job runs on until the process goes.
-        worker.wait_log("Cold shutdown")
+        worker.wait_log("Running jobs cannot be cancelled")
         lab.open()
     worker.wait_exit()
     assert lab.unacked() == 0
