@@ -306,6 +306,10 @@ class SentinelTransport(TransportMixin, kombu_redis.SentinelTransport):
 class ClusterTransport:
     """Stand-in for Redis Cluster URLs, which Kombu cannot serve: refuses with one line."""
 
+    #: Whether Kombu leaves the URL alone; it asks before it makes the transport.
+    can_parse_url = True
+    driver_type = "redis"
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         raise ImproperlyConfigured(
             "Redis Cluster is not supported as a broker: use redis://, rediss://, redis+socket:// or sentinel://"

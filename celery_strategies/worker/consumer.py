@@ -104,6 +104,24 @@ class StrategyConsumer(Consumer):  # type: ignore[misc]
             return 0
         return slots.free(self, self.strategies_settings.read_ahead)
 
+    def reset_rate_limits(self) -> None:
+        """Apply the tasks' rate limits anew, also to the requests that wait for the old ones.
+
+        Celery drops the old buckets: what waits in them would wait out the old limit.
+        """
+        waiting = []
+        for bucket in self.task_buckets.values():
+            if bucket:
+                waiting += bucket.contents
+                bucket.clear_pending()
+        super().reset_rate_limits()
+        for request, tokens in waiting:
+            bucket = self.task_buckets[request.task.name]
+            if bucket:
+                self._limit_task(request, bucket, tokens)
+            else:
+                self._limit_move_to_pool(request)
+
     # -- connection -------------------------------------------------------------------------------------------
 
     def connection_for_read(self, heartbeat: Any = None) -> Any:
