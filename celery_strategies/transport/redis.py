@@ -15,7 +15,7 @@ from kombu.transport import redis as kombu_redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from celery_strategies.core.levels import LISTS, list_for
+from celery_strategies.core.levels import list_for
 from celery_strategies.errors import ImproperlyConfigured
 from celery_strategies.settings import Settings
 from celery_strategies.store.keys import Keys
@@ -49,7 +49,6 @@ class StrategyQoS(kombu_redis.QoS):
             reader.settler.requeue(delivery_tag)
         else:
             reader.settler.settle(delivery_tag)
-
 
     def restore_visible(self, *args: Any, **kwargs: Any) -> Any:
         """Leave recovery to the reader where there is one: it keeps a message's place."""
@@ -89,7 +88,7 @@ class ChannelMixin:
                 self._reader_sentinel, self._sentinel_manager = mine, manager
 
     def _connparams(self: Any, asynchronous: bool = False) -> dict[str, Any]:
-        params: dict[str, Any] = super()._connparams(asynchronous)  # type: ignore[misc]
+        params: dict[str, Any] = super()._connparams(asynchronous)
         if self._for_reader:
             params.update(
                 protocol=3,
@@ -124,11 +123,13 @@ class ChannelMixin:
 
     # -- consuming ----------------------------------------------------------------------------------------------
 
-    def basic_consume(self: Any, queue: str, no_ack: bool, callback: Any, consumer_tag: str, **kwargs: Any) -> Any:
+    def basic_consume(
+        self: Any, queue: str, no_ack: bool, callback: Any, consumer_tag: str, **kwargs: Any
+    ) -> Any:
         """Consume *queue*: by the reader if it is one of its task queues, else by Kombu."""
         reader = self.reader
         if reader is None or queue in self._fanout_queues or not reader.accepts(queue):
-            return super().basic_consume(queue, no_ack, callback, consumer_tag, **kwargs)  # type: ignore[misc]
+            return super().basic_consume(queue, no_ack, callback, consumer_tag, **kwargs)
         self._tag_to_queue[consumer_tag] = queue
         self._consumers.add(consumer_tag)
         reader.bind(self, queue, callback, no_ack=no_ack, levels=self._levels_of(queue))
@@ -137,8 +138,13 @@ class ChannelMixin:
     def _basic_cancel(self: Any, consumer_tag: str) -> Any:
         queue = self._tag_to_queue.get(consumer_tag)
         reader = self.reader
-        if reader is None or queue is None or queue in self._active_queues or not reader.bound(queue):
-            return super()._basic_cancel(consumer_tag)  # type: ignore[misc]
+        if (
+            reader is None
+            or queue is None
+            or queue in self._active_queues
+            or not reader.bound(queue)
+        ):
+            return super()._basic_cancel(consumer_tag)
         self._consumers.discard(consumer_tag)
         self._tag_to_queue.pop(consumer_tag, None)
         reader.unbind(self, queue)
@@ -157,12 +163,12 @@ class ChannelMixin:
         maximum = (kwargs.get("arguments") or {}).get("x-max-priority")
         if maximum is not None:
             self.connection.max_priorities[queue] = maximum
-        super()._new_queue(queue, auto_delete, **kwargs)  # type: ignore[misc]
+        super()._new_queue(queue, auto_delete, **kwargs)
 
     def _q_for_pri(self: Any, queue: str, pri: int) -> str:
         levels = self._levels_of(queue)
         if levels is None:
-            return str(super()._q_for_pri(queue, pri))  # type: ignore[misc]
+            return str(super()._q_for_pri(queue, pri))
         return Keys(sep=self.sep).inbox(queue, list_for(pri, levels, 0))
 
     # -- counting: everything that waits, wherever it is --------------------------------------------------------
@@ -177,7 +183,9 @@ class ChannelMixin:
     def _size(self: Any, queue: str) -> int:
         keys = self.strategy_keys()
         return sum(
-            self._raw_call(*(("LLEN", inbox) for inbox in keys.inboxes(queue)), ("ZCARD", keys.returned(queue)))
+            self._raw_call(
+                *(("LLEN", inbox) for inbox in keys.inboxes(queue)), ("ZCARD", keys.returned(queue))
+            )
         )
 
     def _purge(self: Any, queue: str) -> int:
@@ -190,17 +198,32 @@ class ChannelMixin:
         keys = self.strategy_keys()
         return bool(self._raw_call(("EXISTS", *keys.inboxes(queue), keys.returned(queue)))[0])
 
-    def _delete(self: Any, queue: str, exchange: str, routing_key: str, pattern: str, *args: Any, **kwargs: Any) -> None:
-        super()._delete(queue, exchange, routing_key, pattern, *args, **kwargs)  # type: ignore[misc]
+    def _delete(
+        self: Any,
+        queue: str,
+        exchange: str,
+        routing_key: str,
+        pattern: str,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        super()._delete(queue, exchange, routing_key, pattern, *args, **kwargs)
         self._purge(queue)
 
     def queue_unbind(
-        self: Any, queue: str, exchange: str | None = None, routing_key: str = "", arguments: Any = None, **kwargs: Any
+        self: Any,
+        queue: str,
+        exchange: str | None = None,
+        routing_key: str = "",
+        arguments: Any = None,
+        **kwargs: Any,
     ) -> None:
         """Remove a binding from Redis too: Kombu forgets it in this process only, and its pattern delivers on."""
-        super().queue_unbind(queue, exchange, routing_key, arguments, **kwargs)  # type: ignore[misc]
+        super().queue_unbind(queue, exchange, routing_key, arguments, **kwargs)
         names = [self.keyprefix_queue, getattr(self, "keyprefix_binding_permanent", None)]
-        tables = [f"{self.global_keyprefix}{name % (exchange or 'amq.direct',)}" for name in names if name]
+        tables = [
+            f"{self.global_keyprefix}{name % (exchange or 'amq.direct',)}" for name in names if name
+        ]
         # Whatever the pattern between the two: this process need not know the exchange's type.
         start, end = f"{routing_key}{self.sep}".encode(), f"{self.sep}{queue}".encode()
         found = self._raw_call(("SMEMBERS", tables[0]))[0]
@@ -210,7 +233,7 @@ class ChannelMixin:
 
     def close(self: Any) -> None:
         """Close the channel; what a reader holds outlives it."""
-        super().close()  # type: ignore[misc]
+        super().close()
         manager = self.__dict__.pop("_reader_sentinel", None)
         if manager is not None and hasattr(manager, "close"):
             manager.close()
@@ -272,7 +295,7 @@ class TransportMixin:
     """What our transports add to Kombu's."""
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)  # type: ignore[misc]
+        super().__init__(*args, **kwargs)
         self.cycle = Poller()
         #: ``x-max-priority`` of the queues declared over this connection.
         self.max_priorities: dict[str, int] = {}
@@ -280,7 +303,7 @@ class TransportMixin:
     def register_with_event_loop(self: Any, connection: Any, loop: Any) -> None:
         """Have *loop*, a hub, poll Kombu's channels."""
         self.cycle.hub = loop
-        super().register_with_event_loop(connection, loop)  # type: ignore[misc]
+        super().register_with_event_loop(connection, loop)
 
 
 class Channel(ChannelMixin, kombu_redis.Channel):
@@ -308,7 +331,6 @@ class ClusterTransport:
 
     #: Whether Kombu leaves the URL alone; it asks before it makes the transport.
     can_parse_url = True
-    driver_type = "redis"
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         raise ImproperlyConfigured(
