@@ -16,7 +16,14 @@ if TYPE_CHECKING:
     from celery_strategies.worker.consumer import StrategyConsumer
 
 __version__ = "0.1.0.dev0"
-__all__ = ("ImproperlyConfigured", "NotOurTransport", "StrategiesError", "Strategy", "StrategyConsumer", "install")
+__all__ = (
+    "ImproperlyConfigured",
+    "NotOurTransport",
+    "StrategiesError",
+    "Strategy",
+    "StrategyConsumer",
+    "install",
+)
 
 
 def __getattr__(name: str) -> Any:

@@ -38,7 +38,8 @@ def _add_worker_options() -> None:
             metavar="QUEUE=N",
             multiple=True,
             help_group=_GROUP,
-            help="Rank of a queue for this worker, lower first; may be repeated (default: the setting strategies_ranks).",
+            help="Rank of a queue for this worker, lower first; may be repeated "
+            "(default: the setting strategies_ranks).",
         ),
     ]
 
@@ -68,5 +69,7 @@ def unsort(ctx: click.Context, queues: tuple[str, ...]) -> None:
     with app.connection_for_write() as connection:
         for name in names:
             channel = connection.default_channel
-            moved = unsort_queue(redis.Redis(connection_pool=channel.pool), channel.strategy_keys(), name)
+            moved = unsort_queue(
+                redis.Redis(connection_pool=channel.pool), channel.strategy_keys(), name
+            )
             ctx.obj.echo(f"{name}: {moved} messages moved to Kombu's lists")

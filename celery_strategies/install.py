@@ -36,7 +36,7 @@ _installed = False
 
 def install() -> None:
     """Install once; calling it again does nothing."""
-    global _installed
+    global _installed  # noqa: PLW0603  # a process is installed or it is not
     if _installed:
         return
     _installed = True

@@ -18,7 +18,9 @@ def carry_levels(connection: Any, settings: Settings) -> None:
     """Let the channels of *connection* know ``strategies_priority_levels``."""
     levels = settings.priority_levels
     if levels is not None:
-        connection.transport_options[LEVELS_OPTION] = dict(levels) if isinstance(levels, Mapping) else levels
+        connection.transport_options[LEVELS_OPTION] = (
+            dict(levels) if isinstance(levels, Mapping) else levels
+        )
 
 
 def max_priority_of(queue: Any) -> int | None:

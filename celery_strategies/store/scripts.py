@@ -36,7 +36,7 @@ class Script:
 
 @cache
 def _text(name: str) -> str:
-    return files("celery_strategies.store").joinpath("lua", f"{name}.lua").read_text("utf-8")
+    return (files("celery_strategies.store") / "lua" / f"{name}.lua").read_text("utf-8")
 
 
 def load(name: str, *, keys: tuple[str, ...], argv: tuple[str, ...]) -> Script:
@@ -52,17 +52,23 @@ def load(name: str, *, keys: tuple[str, ...], argv: tuple[str, ...]) -> Script:
         if not any(line.startswith(required) for line in header):
             raise ScriptContractError(f"{name}.lua: header has no line {required.strip()!r}")
     for table, wanted in (("KEYS", keys), ("ARGV", argv)):
-        entries = [match.groups() for line in header if (match := _ENTRY.match(line)) and match[1] == table]
+        entries = [
+            match.groups() for line in header if (match := _ENTRY.match(line)) and match[1] == table
+        ]
         declared = tuple(entry[3] for entry in entries)
         if declared != wanted:
-            raise ScriptContractError(f"{name}.lua declares {table} {declared}, its caller {wanted}")
+            raise ScriptContractError(
+                f"{name}.lua declares {table} {declared}, its caller {wanted}"
+            )
         fixed = [int(entry[1]) for entry in entries if entry[1] != "..." and not entry[2]]
         is_open = any(entry[2] or entry[1] == "..." for entry in entries)
         if fixed != list(range(1, len(fixed) + 1)):
             raise ScriptContractError(f"{name}.lua: {table} are not numbered from 1")
         used = {int(index) for which, index in _USE.findall(body) if which == table}
         if not is_open and used and max(used) > len(fixed):
-            raise ScriptContractError(f"{name}.lua uses {table}[{max(used)}], which its header does not name")
+            raise ScriptContractError(
+                f"{name}.lua uses {table}[{max(used)}], which its header does not name"
+            )
     source = f"{_text('_lib')}\n{text}".encode()
     return Script(name, source, sha1(source, usedforsecurity=False).hexdigest())
 
@@ -84,10 +90,14 @@ TAKE = load(
 )
 SETTLE = load("settle", keys=("scratch", "unacked", "unacked_index", "holder"), argv=("tags",))
 RESTORE = load(
-    "restore", keys=("scratch", "unacked", "unacked_index", "items"), argv=("limit", "started", "items")
+    "restore",
+    keys=("scratch", "unacked", "unacked_index", "items"),
+    argv=("limit", "started", "items"),
 )
 REQUEUE = load(
-    "requeue", keys=("scratch", "unacked", "unacked_index", "holder", "inbox"), argv=("tag", "suffix")
+    "requeue",
+    keys=("scratch", "unacked", "unacked_index", "holder", "inbox"),
+    argv=("tag", "suffix"),
 )
 SET_ASIDE = load(
     "set_aside",
@@ -102,4 +112,17 @@ WATCH = load("watch", keys=("wake", "sources"), argv=("watchers", "stale", "now"
 UNWATCH = load("unwatch", keys=("wake", "sources"), argv=())
 UNSORT = load("unsort", keys=("scratch", "returned", "inbox"), argv=("count",))
 
-ALL = (TAKE, SETTLE, RESTORE, REQUEUE, SET_ASIDE, JOIN, LEAVE, REFRESH, EXPIRED, WATCH, UNWATCH, UNSORT)
+ALL = (
+    TAKE,
+    SETTLE,
+    RESTORE,
+    REQUEUE,
+    SET_ASIDE,
+    JOIN,
+    LEAVE,
+    REFRESH,
+    EXPIRED,
+    WATCH,
+    UNWATCH,
+    UNSORT,
+)

@@ -116,8 +116,15 @@ class Grant(NamedTuple):
             True,
             turn,
             bool(more),
-            tuple([Delivery(source, tag.decode(), *rest) for source, tag, *rest in zip(*columns, strict=True)]),
-            tuple([(bad[i], bad[i + 1].decode(), bad[i + 2].decode()) for i in range(0, len(bad), 3)]),
+            tuple(
+                [
+                    Delivery(source, tag.decode(), *rest)
+                    for source, tag, *rest in zip(*columns, strict=True)
+                ]
+            ),
+            tuple(
+                [(bad[i], bad[i + 1].decode(), bad[i + 2].decode()) for i in range(0, len(bad), 3)]
+            ),
             tuple([(broken[i], broken[i + 1].decode()) for i in range(0, len(broken), 2)]),
             tuple([tag.decode() for tag in lost]),
         )
@@ -128,7 +135,9 @@ class TakePlan:
 
     __slots__ = ("_head", "_tail", "sources")
 
-    def __init__(self, keys: Keys, worker: str, strategy: Strategy, sources: Sequence[SourceKeys]) -> None:
+    def __init__(
+        self, keys: Keys, worker: str, strategy: Strategy, sources: Sequence[SourceKeys]
+    ) -> None:
         self.sources = tuple(sources)
         names = [
             keys.wake(worker),
@@ -148,14 +157,26 @@ class TakePlan:
         ]
         for source in sources:
             queue = source.queue
-            names += [keys.set_aside(queue), keys.watchers(queue), keys.parked(queue), keys.returned(queue)]
+            names += [
+                keys.set_aside(queue),
+                keys.watchers(queue),
+                keys.parked(queue),
+                keys.returned(queue),
+            ]
             names += [keys.inbox(queue, step) for step in source.lists]
             argv.append(suffix_of(queue))
         self._head = pack("EVALSHA", scripts.TAKE.sha, len(names), *names)
         self._tail = pack(*argv)
 
     def call(
-        self, session: str, n: int, *, turn: int = 0, idle: bool = False, tags: Iterable[str] = (), now: int | str = ""
+        self,
+        session: str,
+        n: int,
+        *,
+        turn: int = 0,
+        idle: bool = False,
+        tags: Iterable[str] = (),
+        now: int | str = "",
     ) -> bytes:
         """Return a packed take of up to *n* messages that settles *tags*.
 
@@ -206,7 +227,9 @@ class Store:
 
     def join(self, session: str, ttl: int) -> bytes:
         """Open *session*; replies with tag, entry, … of what this worker still holds. *ttl* in ms."""
-        return evalsha(scripts.JOIN, [self.keys.scratch, self.keys.holder(self.worker)], session, ttl)
+        return evalsha(
+            scripts.JOIN, [self.keys.scratch, self.keys.holder(self.worker)], session, ttl
+        )
 
     def leave(self) -> bytes:
         """Forget this worker's holder if it is empty; replies with the number of messages held."""
@@ -221,7 +244,9 @@ class Store:
         """List up to *count* tags not refreshed for *timeout* seconds, after the limit in seconds."""
         return evalsha(scripts.EXPIRED, [self.keys.unacked_index], timeout, count, now)
 
-    def watch(self, queues: Sequence[str], *, watchers: int, stale: int, now: int | str = "") -> bytes:
+    def watch(
+        self, queues: Sequence[str], *, watchers: int, stale: int, now: int | str = ""
+    ) -> bytes:
         """Register as idle on *queues*; replies with 1 (watch) or 0 (parked) for each. *stale* in ms."""
         return evalsha(scripts.WATCH, self._idle_keys(queues), watchers, stale, now)
 
@@ -238,7 +263,9 @@ class Store:
 
 def unsort(keys: Keys, queue: str, count: int = TAKE_LIMIT) -> bytes:
     """Move up to *count* given-back messages to Kombu's lists; replies with how many."""
-    return evalsha(scripts.UNSORT, [keys.scratch, keys.returned(queue), *keys.inboxes(queue)], count)
+    return evalsha(
+        scripts.UNSORT, [keys.scratch, keys.returned(queue), *keys.inboxes(queue)], count
+    )
 
 
 def worker_of(tag: str) -> str:

@@ -1,8 +1,9 @@
 """How a worker waits: without polling, without popping, and without a stampede.
 
-Owns the registration among the idle workers of each source and the tracking of keys. When a take comes back empty, the worker
-joins the idle workers of its sources: a few *watch* a source, the others *park*. It then has the server remember
-the keys it depends on, its own wake key and the lists of the sources it watches, and sleeps until one changes.
+Owns the registration among the idle workers of each source and the tracking of keys. When a take comes back
+empty, the worker joins the idle workers of its sources: a few *watch* a source, the others *park*. It then has
+the server remember the keys it depends on, its own wake key and the lists of the sources it watches, and sleeps
+until one changes.
 """
 
 from __future__ import annotations

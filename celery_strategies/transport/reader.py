@@ -385,7 +385,7 @@ class Reader:
         for index, delivery in enumerate(deliveries):
             try:
                 self._deliver_one(plan.sources[delivery.source].queue, delivery)
-            except BaseException:
+            except BaseException:  # noqa: PERF203
                 # The loop ends here: what was not delivered must not stay hidden behind a living worker.
                 self.settler.give_back([rest.tag for rest in deliveries[index + 1 :]])
                 raise

@@ -173,28 +173,30 @@ class ChannelMixin:
 
     # -- counting: everything that waits, wherever it is --------------------------------------------------------
 
-    def _raw_call(self: Any, *commands: tuple[Any, ...]) -> list[Any]:
+    def _raw_call(self: Any, *commands: tuple[Any, ...], atomic: bool = False) -> list[Any]:
         """Run commands on keys that carry the prefix already."""
-        with redis.Redis(connection_pool=self.pool).pipeline(transaction=False) as pipe:
+        with redis.Redis(connection_pool=self.pool).pipeline(transaction=atomic) as pipe:
             for command in commands:
                 pipe.execute_command(*command)
             return list(pipe.execute())
 
     def _size(self: Any, queue: str) -> int:
+        return sum(self._raw_call(*self._lengths_of(queue)))
+
+    def _lengths_of(self: Any, queue: str) -> list[tuple[str, str]]:
         keys = self.strategy_keys()
-        return sum(
-            self._raw_call(
-                *(("LLEN", inbox) for inbox in keys.inboxes(queue)), ("ZCARD", keys.returned(queue))
-            )
-        )
+        return [
+            *(("LLEN", inbox) for inbox in keys.inboxes(queue)),
+            ("ZCARD", keys.returned(queue)),
+        ]
 
     def _purge(self: Any, queue: str) -> int:
-        keys = self.strategy_keys()
-        size = self._size(queue)
-        self._raw_call(("DEL", *keys.inboxes(queue), keys.returned(queue)))
-        return int(size)
+        lengths = self._lengths_of(queue)
+        # UNLINK: freeing a million messages must not stop the server.
+        *sizes, _ = self._raw_call(*lengths, ("UNLINK", *(key for _, key in lengths)), atomic=True)
+        return sum(sizes)
 
-    def _has_queue(self: Any, queue: str, **kwargs: Any) -> bool:
+    def _has_queue(self: Any, queue: str, **_: Any) -> bool:
         keys = self.strategy_keys()
         return bool(self._raw_call(("EXISTS", *keys.inboxes(queue), keys.returned(queue)))[0])
 
@@ -332,7 +334,7 @@ class ClusterTransport:
     #: Whether Kombu leaves the URL alone; it asks before it makes the transport.
     can_parse_url = True
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *_: Any, **__: Any) -> None:
         raise ImproperlyConfigured(
             "Redis Cluster is not supported as a broker: use redis://, rediss://, redis+socket:// or sentinel://"
         )

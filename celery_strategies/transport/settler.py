@@ -66,7 +66,7 @@ class Settler:
 
     # -- any thread -----------------------------------------------------------------------------
 
-    def owns(self, tag: str) -> bool:
+    def owns(self, tag: object) -> bool:
         """Whether *tag* was minted for this worker."""
         return isinstance(tag, str) and calls.worker_of(tag) == self.worker
 
@@ -204,7 +204,7 @@ class Settler:
             session.link.send(call(session.store), partial(self._settled, session, batch))
         while self._back:
             started = self._back[0][1]
-            back = []
+            back: list[Back] = []
             while self._back and self._back[0][1] is started and len(back) < calls.TAKE_LIMIT:
                 back.append(self._back.popleft())
             batch = self.expect([], None, back)
@@ -217,9 +217,7 @@ class Settler:
             self.refuse(session, "give back", reply, batch)
             return
         items = [
-            (tag, place)
-            for (tag, _), place in zip(back, reply, strict=True)
-            if place is not None
+            (tag, place) for (tag, _), place in zip(back, reply, strict=True) if place is not None
         ]
         if items:
             packed = session.store.restore(items, started=back[0][1])

@@ -29,9 +29,7 @@ INTERVAL = 5.0
 class Strays:
     """Find lists with messages. *found* is called when a list was added; *refused* with an error reply."""
 
-    def __init__(
-        self, found: Callable[[], None], refused: Callable[[RedisError], None]
-    ) -> None:
+    def __init__(self, found: Callable[[], None], refused: Callable[[RedisError], None]) -> None:
         self.surveying = False
         self._found = found
         self._refused = refused

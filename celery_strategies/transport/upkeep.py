@@ -109,7 +109,9 @@ class Upkeep:
         ours = [(tag, place) for tag, place in pairs if isinstance(place, bytes)]
         foreign = [tag for tag, place in pairs if place is None]
         if ours:
-            session.link.send(session.store.restore(ours, limit=limit, started=True), self._restored)
+            session.link.send(
+                session.store.restore(ours, limit=limit, started=True), self._restored
+            )
         if foreign:
             try:
                 self._restored(self._restore_foreign(foreign))

@@ -47,7 +47,7 @@ def prepare(sender: Any = None, **_: Any) -> None:
         sender.pool_cls = concurrency.get_implementation(pool)
     except ImproperlyConfigured as exc:
         sender.strategies_error = exc
-    except Exception as exc:
+    except Exception as exc:  # noqa: BLE001  # a receiver must not raise: the consumer raises it
         sender.strategies_error = ImproperlyConfigured(f"strategies_pool cannot be loaded: {exc!r}")
 
 

@@ -16,7 +16,6 @@ from celery.concurrency.prefork import TaskPool as Prefork
 from celery.exceptions import InvalidTaskError
 from celery.worker import state
 from celery.worker.consumer import Consumer
-
 from kombu.exceptions import ContentDisallowed, DecodeError
 
 from celery_strategies import settings as settings_module
@@ -29,13 +28,16 @@ from celery_strategies.worker import banner, pools, slots
 logger = logging.getLogger("celery_strategies")
 
 
-class StrategyConsumer(Consumer):  # type: ignore[misc]
+class StrategyConsumer(Consumer):
     """Consumer whose task messages come from a reader, one for each free slot."""
 
-    class Blueprint(Consumer.Blueprint):  # type: ignore[misc]
+    class Blueprint(Consumer.Blueprint):
         """Celery's steps and the reader's."""
 
-        default_steps = [*Consumer.Blueprint.default_steps, "celery_strategies.worker.steps:ReaderStep"]
+        default_steps = (
+            *Consumer.Blueprint.default_steps,
+            "celery_strategies.worker.steps:ReaderStep",
+        )
 
     def __init__(
         self,
@@ -55,7 +57,9 @@ class StrategyConsumer(Consumer):  # type: ignore[misc]
             raise error
         options = worker_options or {}
         self.strategies_settings = settings_module.load(
-            app.conf, strategy=strategy or options.get("strategy"), ranks=rank or options.get("rank") or ()
+            app.conf,
+            strategy=strategy or options.get("strategy"),
+            ranks=rank or options.get("rank") or (),
         )
         transport = app.connection_for_read().transport
         if transport.driver_type != "redis":
@@ -195,12 +199,12 @@ class StrategyConsumer(Consumer):  # type: ignore[misc]
         if tick is not None:
             hub.on_tick.discard(tick)
 
-    def on_connection_error_before_connected(self, exc: BaseException) -> None:
+    def on_connection_error_before_connected(self, exc: Exception) -> None:
         """Note that the broker went away, as against a shutdown."""
         self._lost_connection = True
         super().on_connection_error_before_connected(exc)
 
-    def on_connection_error_after_connected(self, exc: BaseException) -> None:
+    def on_connection_error_after_connected(self, exc: Exception) -> None:
         """Note that the broker went away, as against a shutdown."""
         self._lost_connection = True
         self.reader.detach()
@@ -233,14 +237,14 @@ class StrategyConsumer(Consumer):  # type: ignore[misc]
 
     # -- messages -----------------------------------------------------------------------------------------------
 
-    def create_task_handler(self, promise: Any = None) -> Callable[[Any], Any]:
+    def create_task_handler(self, **_: Any) -> Callable[[Any], Any]:
         """Return what is called with each message: Celery's own steps, without a promise for each settle.
 
         Settling only appends to the reader's batch, so there is nothing to put off.
         """
         strategies, callbacks = self.strategies, self.on_task_message
 
-        def on_task_received(message: Any) -> Any:
+        def on_task_received(message: Any) -> Any:  # noqa: PLR0911  # one for each way to be unfit
             payload = None
             try:
                 name = message.headers["task"]
@@ -250,7 +254,7 @@ class StrategyConsumer(Consumer):  # type: ignore[misc]
                 # Protocol 1 has the name in the body.
                 try:
                     payload = message.decode()
-                except Exception as exc:
+                except Exception as exc:  # noqa: BLE001  # whatever is wrong with the body
                     return self.on_decode_error(message, exc)
                 try:
                     name = payload["task"]
@@ -261,7 +265,9 @@ class StrategyConsumer(Consumer):  # type: ignore[misc]
             except KeyError as exc:
                 return self.on_unknown_task(None, message, exc)
             try:
-                strategy(message, payload, message.ack_log_error, message.reject_log_error, callbacks)
+                strategy(
+                    message, payload, message.ack_log_error, message.reject_log_error, callbacks
+                )
             except (InvalidTaskError, ContentDisallowed) as exc:
                 return self.on_invalid_task(payload, message, exc)
             except DecodeError as exc:
@@ -285,7 +291,7 @@ class StrategyConsumer(Consumer):  # type: ignore[misc]
             message.reject_log_error = message.ack = _nothing
         yield
 
-    def on_decode_error(self, message: Any, exc: BaseException) -> None:
+    def on_decode_error(self, message: Any, exc: Exception) -> None:
         """Set aside a message whose body cannot be decoded."""
         with self._setting_aside(message, f"body cannot be decoded: {exc!r}"):
             super().on_decode_error(message, exc)
@@ -295,12 +301,12 @@ class StrategyConsumer(Consumer):  # type: ignore[misc]
         with self._setting_aside(message, "not a task message"):
             super().on_unknown_message(body, message)
 
-    def on_unknown_task(self, body: Any, message: Any, exc: BaseException) -> None:
+    def on_unknown_task(self, body: Any, message: Any, exc: Exception) -> None:
         """Set aside a message of a task that is not registered here."""
         with self._setting_aside(message, f"unregistered task {exc}"):
             super().on_unknown_task(body, message, exc)
 
-    def on_invalid_task(self, body: Any, message: Any, exc: BaseException) -> None:
+    def on_invalid_task(self, body: Any, message: Any, exc: Exception) -> None:
         """Set aside a task message that breaks the protocol."""
         with self._setting_aside(message, f"invalid task: {exc!r}"):
             super().on_invalid_task(body, message, exc)

@@ -12,5 +12,5 @@ from celery.concurrency.base import BasePool
 NAME = "strategies"
 
 
-class TaskPool(BasePool):  # type: ignore[misc]
+class TaskPool(BasePool):
     """Marker: a worker started with this pool reads by strategy, with a real pool inside."""

@@ -12,12 +12,13 @@ from typing import Any
 
 from celery.concurrency.solo import TaskPool as Solo
 
-
 #: What green pools report of a job whose greenlet was killed: not failed, no result, no run time.
 KILLED = (False, None, None)
 
 
-def watch_slots(pool: Any, wake: Callable[[], None], flush: Callable[[], None], *, in_loop: bool) -> None:
+def watch_slots(
+    pool: Any, wake: Callable[[], None], flush: Callable[[], None], *, in_loop: bool
+) -> None:
     """Have *pool* call *wake* whenever a job ends, and *flush* before a job that will block the loop.
 
     *in_loop* says that the pool's callbacks run in the loop itself, where no wake is needed. Must run before
@@ -27,12 +28,20 @@ def watch_slots(pool: Any, wake: Callable[[], None], flush: Callable[[], None], 
     apply_async = pool.apply_async
     if isinstance(pool, Solo):
 
-        def blocking(target: Any, args: Any = None, kwargs: Any = None, accept_callback: Any = None, **options: Any) -> Any:
+        def blocking(
+            target: Any,
+            args: Any = None,
+            kwargs: Any = None,
+            accept_callback: Any = None,
+            **options: Any,
+        ) -> Any:
             def accepted(pid: int, time_accepted: float) -> None:
                 accept_callback(pid, time_accepted)
                 flush()
 
-            return apply_async(target, args, kwargs, accept_callback=accept_callback and accepted, **options)
+            return apply_async(
+                target, args, kwargs, accept_callback=accept_callback and accepted, **options
+            )
 
         pool.apply_async = blocking
     elif not in_loop:

@@ -22,7 +22,10 @@ def total(consumer: Any) -> int:
 
 def leaving() -> bool:
     """Whether the worker was told to shut down; its loop may turn on until it notices. An exit code of 0 counts."""
-    return any(flag is not None and flag is not False for flag in (state.should_stop, state.should_terminate))
+    return any(
+        flag is not None and flag is not False
+        for flag in (state.should_stop, state.should_terminate)
+    )
 
 
 def limited(consumer: Any) -> int:
@@ -41,7 +44,7 @@ def free(consumer: Any, read_ahead: int = 0) -> int:
 
 def requests(consumer: Any) -> list[Any]:
     """Return every request the worker knows: reserved, active, scheduled, or waiting for a rate limit."""
-    found = list(tuple(state.requests.values()))
+    found = [*tuple(state.requests.values())]
     for bucket in tuple(consumer.task_buckets.values()):
         if bucket:
             found += [request for request, _ in tuple(bucket.contents)]
@@ -51,5 +54,3 @@ def requests(consumer: Any) -> list[Any]:
         if args and isinstance(args[0], Request):
             found.append(args[0])
     return found
-
-

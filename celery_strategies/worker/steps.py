@@ -14,7 +14,7 @@ from celery.worker.consumer.tasks import Tasks
 from celery_strategies.worker import slots
 
 
-class ReaderStep(bootsteps.StartStopStep):  # type: ignore[misc]
+class ReaderStep(bootsteps.StartStopStep):
     """Stop the reader before the task consumer, close it after the pool has drained."""
 
     label = "strategies reader"
@@ -31,7 +31,9 @@ class ReaderStep(bootsteps.StartStopStep):  # type: ignore[misc]
         """Give back what never ran or never finished, and leave."""
         # A cold shutdown cancels what runs, and Celery forgets a cancelled request at once: what no request
         # speaks for had begun.
-        waiting = {request._message.delivery_tag for request in slots.requests(c) if not request.time_start}
+        waiting = {
+            request._message.delivery_tag for request in slots.requests(c) if not request.time_start
+        }
         c.reader.shutdown(lambda tag: tag not in waiting)
 
     def info(self, c: Any) -> dict[str, Any]:
