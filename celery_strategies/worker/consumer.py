@@ -10,6 +10,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from time import monotonic, sleep
 from typing import Any
 
 from celery.concurrency.prefork import TaskPool as Prefork
@@ -17,10 +18,12 @@ from celery.exceptions import InvalidTaskError
 from celery.worker import state
 from celery.worker.consumer import Consumer
 from kombu.exceptions import ContentDisallowed, DecodeError
+from redis.exceptions import ResponseError
 
 from celery_strategies import settings as settings_module
 from celery_strategies.errors import ImproperlyConfigured, NotOurTransport
 from celery_strategies.publish.levels import carry_levels
+from celery_strategies.transport.patience import Patience
 from celery_strategies.transport.reader import Reader
 from celery_strategies.transport.redis import READ_TIMEOUT, READER_OPTION, TransportMixin
 from celery_strategies.worker import banner, pools, slots
@@ -68,6 +71,7 @@ class StrategyConsumer(Consumer):
         self._lost_connection = False
         self._announced: str | None = None
         self._transport_ticks: set[Any] = set()
+        self._refusals = Patience()
         if app.conf.worker_disable_prefetch:
             # It replaces the channel's can_consume, which gates much more than prefetching.
             app.conf.worker_disable_prefetch = False
@@ -95,6 +99,8 @@ class StrategyConsumer(Consumer):
             worker_options=worker_options,
             **kwargs,
         )
+        # MISCONF, OOM, READONLY or missing permissions end some time; Celery would end the worker.
+        self.connection_errors = (*self.connection_errors, ResponseError)
 
     # -- slots ------------------------------------------------------------------------------------------------
 
@@ -203,12 +209,23 @@ class StrategyConsumer(Consumer):
         """Note that the broker went away, as against a shutdown."""
         self._lost_connection = True
         super().on_connection_error_before_connected(exc)
+        self._pause_if_refused(exc)
 
     def on_connection_error_after_connected(self, exc: Exception) -> None:
         """Note that the broker went away, as against a shutdown."""
         self._lost_connection = True
         self.reader.detach()
         super().on_connection_error_after_connected(exc)
+        self._pause_if_refused(exc)
+
+    def _pause_if_refused(self, exc: BaseException) -> None:
+        """Wait before the next attempt if the server is there but refuses; longer each time."""
+        if not isinstance(exc, ResponseError):
+            return
+        self._refusals.refused("a connection", exc)
+        while (pause := self._refusals.remaining(monotonic())) > 0:
+            state.maybe_shutdown()
+            sleep(min(pause, 0.1))
 
     def on_close(self) -> None:
         """Keep what is held over a reconnect; at shutdown, drop what no child process has seen.
@@ -316,6 +333,7 @@ class StrategyConsumer(Consumer):
     def on_ready(self) -> None:
         """Tell the log what is read and how: the sources are known once the loop consumes."""
         self.announce()
+        self._refusals.accepted()
         super().on_ready()
 
     def announce(self) -> None:
