@@ -172,8 +172,9 @@ class Settler:
             session.link.send(b"".join(commands), *([ignore] * len(commands)))
             return
         self._patience.refused(what, error)
-        if isinstance(error, ReadOnlyError):
-            # This server is a replica now: only a new connection finds the master.
+        if isinstance(error, ReadOnlyError) or "-READONLY" in str(error):
+            # This server is a replica now: only a new connection finds the master. Redis 6.2 wraps what a
+            # script was refused into an error of its own.
             session.link.close()
 
     def _take_up(self, batch: Batch) -> None:
