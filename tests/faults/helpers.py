@@ -46,10 +46,15 @@ def label_of(raw: bytes) -> str:
     return str(arguments[1] if len(arguments) > 1 else arguments[0])
 
 
-def places(client: redis.Redis, queue: str = QUEUE, keys: Keys | None = None) -> dict[str, list[str]]:
-    """Return the labels of the jobs in each place where a message of `queue` can be."""
+def places(
+    client: redis.Redis, queue: str = QUEUE, keys: Keys | None = None, *, at_once: bool = True
+) -> dict[str, list[str]]:
+    """Return the labels of the jobs in each place where a message of `queue` can be.
+
+    `at_once=False` does without a transaction, which a full Redis refuses.
+    """
     keys = keys or Keys()
-    with client.pipeline(transaction=True) as pipe:
+    with client.pipeline(transaction=at_once) as pipe:
         for step in range(LISTS):
             pipe.lrange(keys.inbox(queue, step), 0, -1)
         pipe.zrange(keys.returned(queue), 0, -1)
@@ -72,7 +77,7 @@ def everywhere(client: redis.Redis, queue: str = QUEUE, keys: Keys | None = None
 def nothing_left(client: redis.Redis, keys: Keys | None = None) -> bool:
     """Whether no message waits and none is held, in any bookkeeping."""
     keys = keys or Keys()
-    if any(places(client, keys=keys).values()) or client.zcard(keys.unacked_index):
+    if any(places(client, keys=keys, at_once=False).values()) or client.zcard(keys.unacked_index):
         return False
     # Only the session stands in a holder.
     return all(client.hlen(key) <= 1 for key in client.scan_iter(f"{keys.prefix}strategies:holder:*"))
