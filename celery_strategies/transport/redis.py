@@ -7,7 +7,9 @@ workers can see. A channel without sources is Kombu's: reply queues, fanout, ``b
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
+from functools import cached_property, partial
 from typing import Any
 
 import redis
@@ -27,6 +29,19 @@ LEVELS_OPTION = "strategies_levels"
 READER_OPTION = "strategies_reader"
 #: Seconds that the reader waits for the rest of a reply where the user set no ``socket_timeout``.
 READ_TIMEOUT = 15.0
+#: What makes a pattern of a topic.
+_GLOB = re.compile(r"[*?\[\]\\]")
+
+
+def _by_name(names: Any, patterns: Any, topics: Any = (), *more: Any) -> None:
+    """Call *names* with the topics that are plain names and *patterns* with the others."""
+    topics = [*([topics] if isinstance(topics, str) else topics), *more]
+    for call, chosen in (
+        (names, [topic for topic in topics if not _GLOB.search(topic)]),
+        (patterns, [topic for topic in topics if _GLOB.search(topic)]),
+    ):
+        if chosen:
+            call(*chosen)
 
 
 class StrategyQoS(kombu_redis.QoS):
@@ -120,6 +135,20 @@ class ChannelMixin:
             except kombu_redis.MutexHeld:
                 pass
         return count
+
+    # -- fanout -------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def subclient(self: Any) -> Any:
+        """Kombu's pub/sub client, which subscribes by name where a topic is no pattern.
+
+        Redis allows a user with ``&prefix*`` to subscribe to every name behind the prefix, but to no pattern except
+        that very one; Kombu makes a pattern of every topic.
+        """
+        client = super().subclient  # type: ignore[misc]
+        client.psubscribe = partial(_by_name, client.subscribe, client.psubscribe)
+        client.punsubscribe = partial(_by_name, client.unsubscribe, client.punsubscribe)
+        return client
 
     # -- consuming ----------------------------------------------------------------------------------------------
 
