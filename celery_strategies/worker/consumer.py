@@ -14,7 +14,8 @@ from time import monotonic, sleep
 from typing import Any
 
 from celery.concurrency.prefork import TaskPool as Prefork
-from celery.exceptions import InvalidTaskError
+from celery.exceptions import InvalidTaskError, WorkerShutdown
+from celery.platforms import EX_FAILURE
 from celery.worker import state
 from celery.worker.consumer import Consumer
 from kombu.exceptions import ContentDisallowed, DecodeError
@@ -29,6 +30,9 @@ from celery_strategies.transport.redis import READ_TIMEOUT, READER_OPTION, Trans
 from celery_strategies.worker import banner, pools, slots
 
 logger = logging.getLogger("celery_strategies")
+
+#: What a message of the wrong shape raises, as against a broker, a backend or a pool that fails.
+_DATA_ERRORS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
 class StrategyConsumer(Consumer):
@@ -100,7 +104,7 @@ class StrategyConsumer(Consumer):
             **kwargs,
         )
         # MISCONF, OOM, READONLY or missing permissions end some time; Celery would end the worker.
-        self.connection_errors = (*self.connection_errors, ResponseError)
+        self.connection_errors = (*self.connection_errors, ResponseError)  # type: ignore[has-type]
 
     # -- slots ------------------------------------------------------------------------------------------------
 
@@ -152,7 +156,7 @@ class StrategyConsumer(Consumer):
                     "celery_strategies was imported after the broker connection was made: "
                     "put it into imports (CELERY_IMPORTS) or import it where the app is made"
                 )
-            self.reader.attach(connection.default_channel)
+            self._attach(connection)
             if self.hub is None:
                 connection.transport.cycle.reader = self.reader
         except BaseException:
@@ -160,6 +164,14 @@ class StrategyConsumer(Consumer):
             connection.close()
             raise
         return connection
+
+    def _attach(self, connection: Any) -> None:
+        try:
+            self.reader.attach(connection.default_channel)
+        except ImproperlyConfigured as exc:
+            # Connecting again would not help; an exception here would end the worker with a traceback.
+            logger.critical("%s", exc)
+            raise WorkerShutdown(EX_FAILURE) from exc
 
     def _connect_transport(self) -> Any:
         """Connect; Kombu leaves a callback in the loop for each connection, so the last one's goes first."""
@@ -254,7 +266,7 @@ class StrategyConsumer(Consumer):
 
     # -- messages -----------------------------------------------------------------------------------------------
 
-    def create_task_handler(self, **_: Any) -> Callable[[Any], Any]:
+    def create_task_handler(self, **_: Any) -> Callable[[Any], Any]:  # noqa: C901  # Celery's steps in one place
         """Return what is called with each message: Celery's own steps, without a promise for each settle.
 
         Settling only appends to the reader's batch, so there is nothing to put off.
@@ -279,7 +291,7 @@ class StrategyConsumer(Consumer):
                     return self.on_unknown_message(payload, message)
             try:
                 strategy = strategies[name]
-            except KeyError as exc:
+            except (KeyError, TypeError) as exc:
                 return self.on_unknown_task(None, message, exc)
             try:
                 strategy(
@@ -289,6 +301,12 @@ class StrategyConsumer(Consumer):
                 return self.on_invalid_task(payload, message, exc)
             except DecodeError as exc:
                 return self.on_decode_error(message, exc)
+            except _DATA_ERRORS as exc:
+                # A message that Celery did not foresee would end the loop, or (a KeyError) look like a lost
+                # connection for ever. Once there is a request, the error is not about the message.
+                if any(request._message is message for request in tuple(state.requests.values())):
+                    raise
+                return self.on_invalid_task(payload, message, exc)
             return None
 
         return on_task_received
@@ -306,7 +324,11 @@ class StrategyConsumer(Consumer):
             message._state = "REJECTED"
             # Celery rejects it next, which would raise for a message in this state.
             message.reject_log_error = message.ack = _nothing
-        yield
+        try:
+            yield
+        except _DATA_ERRORS:
+            # Celery's own log line could not be made of it.
+            logger.error("Set aside a message that cannot be run: %s", reason)  # noqa: TRY400
 
     def on_decode_error(self, message: Any, exc: Exception) -> None:
         """Set aside a message whose body cannot be decoded."""
