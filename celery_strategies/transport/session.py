@@ -11,6 +11,7 @@ from typing import Any
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
+from celery_strategies.store import checks
 from celery_strategies.store import store as calls
 from celery_strategies.store.keys import Keys
 from celery_strategies.store.link import SUPPORTS_PUSH, Link
@@ -41,9 +42,13 @@ class Session:
         """Prepare the connection; returns what Redis says this worker still holds, tag to place.
 
         Raises:
+            ImproperlyConfigured: the server cannot serve a strategies worker.
             redis.exceptions.RedisError: the connection's or the server's.
         """
-        for error in self.link.call_all(calls.load_scripts()):
+        answers = self.link.call_all([*checks.QUESTIONS, *calls.load_scripts()])
+        facts = checks.parse(answers[: len(checks.QUESTIONS)])
+        checks.check(facts, lambda key, text: patience.complain(key, "%s", text))
+        for error in answers[len(checks.QUESTIONS) :]:
             if isinstance(error, RedisError):
                 raise error
         self.tracking = self._track(patience)
