@@ -270,6 +270,8 @@ class Reader:
             return
         if self.settler.others:
             self.settler.send_others(session)
+            # What goes back may be ours to run again, and nobody tells us of our own writes.
+            self._hungry = True
         if self._asked or self.strays.surveying:
             return
         plan = self._plan or self._prepare(session)
