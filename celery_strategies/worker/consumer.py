@@ -31,9 +31,6 @@ from celery_strategies.worker import banner, pools, slots
 
 logger = logging.getLogger("celery_strategies")
 
-#: What a message of the wrong shape raises, as against a broker, a backend or a pool that fails.
-_DATA_ERRORS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
-
 
 class StrategyConsumer(Consumer):
     """Consumer whose task messages come from a reader, one for each free slot."""
@@ -93,6 +90,10 @@ class StrategyConsumer(Consumer):
             self.reader.flush,
             in_loop=kwargs.get("hub") is not None and isinstance(pool, Prefork),
         )
+        if on_task_request == getattr(controller, "_process_task", None):
+            on_task_request = pools.guard_starts(controller, self._on_unfit)
+        elif controller is not None:
+            pools.guard_starts(controller, self._on_unfit)
         super().__init__(
             on_task_request,
             *args,
@@ -301,7 +302,7 @@ class StrategyConsumer(Consumer):
                 return self.on_invalid_task(payload, message, exc)
             except DecodeError as exc:
                 return self.on_decode_error(message, exc)
-            except _DATA_ERRORS as exc:
+            except pools.DATA_ERRORS as exc:
                 # A message that Celery did not foresee would end the loop, or (a KeyError) look like a lost
                 # connection for ever. Once there is a request, the error is not about the message.
                 if any(request._message is message for request in tuple(state.requests.values())):
@@ -326,9 +327,14 @@ class StrategyConsumer(Consumer):
             message.reject_log_error = message.ack = _nothing
         try:
             yield
-        except _DATA_ERRORS:
+        except pools.DATA_ERRORS:
             # Celery's own log line could not be made of it.
             logger.error("Set aside a message that cannot be run: %s", reason)  # noqa: TRY400
+
+    def _on_unfit(self, request: Any, exc: Exception) -> None:
+        """Set aside the message of a request that cannot be started, and free its slot."""
+        self.on_invalid_task(None, request._message, exc)
+        state.task_ready(request)
 
     def on_decode_error(self, message: Any, exc: Exception) -> None:
         """Set aside a message whose body cannot be decoded."""

@@ -12,6 +12,16 @@ from typing import Any
 
 from celery.concurrency.solo import TaskPool as Solo
 
+#: What a message of the wrong shape raises, as against a broker, a backend or a pool that fails.
+DATA_ERRORS = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+
 #: What green pools report of a job whose greenlet was killed: not failed, no result, no run time.
 KILLED = (False, None, None)
 
@@ -81,6 +91,32 @@ def watch_slots(
             )
 
         pool.apply_async = watched
+
+
+def guard_starts(controller: Any, unfit: Callable[[Any, Exception], None]) -> Callable[[Any], Any]:
+    """Hand a request that cannot even be given to the pool to *unfit*; return what starts a request.
+
+    Its message has a shape that nobody foresaw (time limits, stamps): the error would end the loop,
+    and the message, back at the head of its queue, the next worker's loop.
+    """
+    process = controller._process_task
+
+    def start(request: Any) -> Any:
+        try:
+            for limit in request.time_limits:
+                if limit is not None and not isinstance(limit, (int, float)):
+                    raise TypeError(f"a time limit is {limit!r}")
+            return process(request)
+        except DATA_ERRORS as exc:
+            if request.time_start is not None or request._apply_result is not None:
+                raise
+            unfit(request, exc)
+            if hasattr(controller, "_quick_release"):
+                controller._quick_release()
+
+    # With a semaphore the controller looks it up for each request, else it has been handed out.
+    controller._process_task = start
+    return start
 
 
 def finish_writes(pool: Any) -> None:
