@@ -41,6 +41,13 @@ def test_a_stock_worker_recovers_what_ours_held(lab: Lab) -> None:
     ours.kill()
     assert lab.unacked() == 1
     lab.open()
+
+    def overdue() -> bool:
+        ((_, score),) = lab.db.zrange(lab.keys.unacked_index, 0, -1, withscores=True)
+        return bool(lab.db.time()[0] - score > 3)
+
+    # A stock worker looks when it starts, and then only every 100 s.
+    wait_until(overdue, description="the visibility timeout has passed")
     lab.stock(queues=["a", "b"], settings=SHORT)
     lab.wait_ended("orphan", timeout=60)
     lab.wait_settled()
