@@ -16,9 +16,7 @@ def names(prefix: str, count: int) -> list[str]:
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
 def test_looking_at_a_busy_worker(lab: Lab, pool: str) -> None:
-    worker = lab.worker(
-        pool, queues="ab", concurrency=2, settings={"strategies_ranks": {"b": 1}}
-    )
+    worker = lab.worker(pool, queues="ab", concurrency=2, settings={"strategies_ranks": {"b": 1}})
     ids = [lab.send("hold", f"h{i}", queue="b") for i in range(2)]
     lab.wait_started("h0", "h1")
     lab.fill("a", ["n0"])

@@ -34,7 +34,7 @@ def test_a_stock_worker_and_ours_share_a_queue(lab: Lab, pool: str) -> None:
 
 @pytest.mark.slow
 def test_a_stock_worker_recovers_what_ours_held(lab: Lab) -> None:
-    """kill -9 ours: a stock worker alone restores the record, to its own queue and to no other."""
+    """Kill -9 ours: a stock worker alone restores the record, to its own queue and to no other."""
     ours = lab.worker(queues="ab", settings=SHORT)
     lab.send("hold_late", "orphan", queue="b")
     lab.wait_started("orphan")
@@ -74,7 +74,7 @@ def test_ours_recovers_what_a_stock_worker_held(lab: Lab) -> None:
 
 @pytest.mark.slow
 def test_ours_recovers_what_ours_held_in_its_place(lab: Lab) -> None:
-    """kill -9: after the visibility timeout the job is at the head again, not at the tail."""
+    """Kill -9: after the visibility timeout the job is at the head again, not at the tail."""
     ours = lab.worker(queues="a", settings=SHORT)
     lab.send("hold_late", "orphan", queue="a")
     lab.wait_started("orphan")

@@ -145,7 +145,8 @@ def _errors(log: str) -> list[str]:
     return [
         line[:200]
         for line in log.splitlines()
-        if line.startswith("[") and any(f": {level}/" in line for level in ("WARNING", "ERROR", "CRITICAL"))
+        if line.startswith("[")
+        and any(f": {level}/" in line for level in ("WARNING", "ERROR", "CRITICAL"))
     ]
 
 

@@ -45,9 +45,7 @@ def test_case_06_order_does_not_depend_on_hashing(lab: Lab, seed: int) -> None:
 
 
 def test_case_07_round_robin_moves_past_the_source_that_yielded(lab: Lab) -> None:
-    worker = lab.worker(
-        "threads", queues="abcd", settings={"strategies_strategy": "round_robin"}
-    )
+    worker = lab.worker("threads", queues="abcd", settings={"strategies_strategy": "round_robin"})
     # b and d are empty: they neither take a turn nor cost one.
     lab.send("hold", "h", queue="a")
     lab.wait_started("h")
@@ -177,9 +175,7 @@ def run_script(lab: Lab, script: str, settings: dict[str, object]) -> str:
 def test_two_sources_with_levels_under_round_robin(lab: Lab) -> None:
     jobs = [job("record", f"{q}-{p}", queue=q, priority=p) for p in (2, 0, 1) for q in "ab"]
     publish(lab.url, jobs, LEVELS, stock=False)
-    lab.worker(
-        queues="ab", settings={**LEVELS, "strategies_strategy": "round_robin"}
-    )
+    lab.worker(queues="ab", settings={**LEVELS, "strategies_strategy": "round_robin"})
     assert lab.wait_count(6) == "a-0 b-0 a-1 b-1 a-2 b-2".split()
 
 
@@ -261,7 +257,13 @@ def test_case_10_a_separator_inside_a_queue_name(lab: Lab) -> None:
         "other": "eu",
     }
     shown = celery(
-        "inspect", "active_queues", "-d", worker.hostname, "-j", broker_url=lab.url, settings=settings
+        "inspect",
+        "active_queues",
+        "-d",
+        worker.hostname,
+        "-j",
+        broker_url=lab.url,
+        settings=settings,
     )
     names = {queue["name"] for queue in json.loads(shown.stdout)[worker.hostname]}
     assert names == {"eu:mail", "eu"}
@@ -286,12 +288,12 @@ def test_a_queue_bound_to_a_topic_exchange_is_a_source(lab: Lab) -> None:
     lab.send("hold", "h", queue="plain")
     lab.wait_started("h")
     script = (
-        "import sys; sys.path.insert(0, {folder!r})\n"
+        f"import sys; sys.path.insert(0, {str(worker.folder)!r})\n"
         "from proj import app, news\n"
         "for key, label in (('eu.de', 'x'), ('us.ny', 'y')):\n"
         "    app.send_task('test.record', [label], exchange='news', routing_key=key, declare=[news])\n"
         "app.send_task('test.record', ['p'], queue='plain')\n"
-    ).format(folder=str(worker.folder))
+    )
     run_script(lab, script, {})
     lab.open()
     # One publish, two queues: both get it (and both are settled), in the order of the list.
@@ -308,10 +310,9 @@ def test_case_59_after_queue_unbind_the_old_pattern_delivers_no_more(lab: Lab) -
         old = Queue("eu", news, routing_key="eu.#")(connection.default_channel)
         old.declare()
     worker = lab.worker(app="proj", project={"proj.py": TOPIC.replace("eu.#", "europe.#")})
+
     def publish_to(key: str, label: str) -> None:
-        lab.app.send_task(
-            "test.record", [label], exchange="news", routing_key=key, declare=[news]
-        )
+        lab.app.send_task("test.record", [label], exchange="news", routing_key=key, declare=[news])
 
     publish_to("eu.de", "both")
     lab.wait_count(2)

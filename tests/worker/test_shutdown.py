@@ -101,6 +101,26 @@ def test_a_cold_shutdown_gives_back_what_was_not_acknowledged(
     lab.wait_settled()
 
 
+@pytest.mark.parametrize("task", ["hold", "hold_late"])
+def test_a_cold_shutdown_gives_back_what_was_read_ahead(lab: Lab, task: str) -> None:
+    """In its order, before everything that was never taken, and unmarked: it never started."""
+    labels = names("j", 6)
+    lab.fill("a", labels, task)
+    worker = lab.worker(queues="a", settings={"strategies_read_ahead": 3})
+    lab.wait_started("j0")
+    wait_until(lambda: lab.waiting("a") == labels[4:], description="three are read ahead")
+    worker.quit()
+    worker.wait_exit()
+    assert lab.unacked() == 0
+    assert lab.waiting("a") == (labels if task == "hold_late" else labels[1:])
+    lab.open(6)
+    lab.worker(queues="a")
+    lab.wait_ended(*labels[1:])
+    again = [e for e in lab.events() if e.event == "start"][1:]
+    assert [e.label for e in again] == (labels if task == "hold_late" else labels[1:])
+    assert [e.label for e in again if e.redelivered] == (["j0"] if task == "hold_late" else [])
+
+
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_case_45_a_soft_shutdown_lets_a_job_end_in_its_time(lab: Lab, pool: str) -> None:
     worker = lab.worker(
@@ -135,9 +155,7 @@ from tests.worker.project import _wait
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
-def test_case_45_a_late_ack_job_that_ended_in_time_does_not_run_again(
-    lab: Lab, pool: str
-) -> None:
+def test_case_45_a_late_ack_job_that_ended_in_time_does_not_run_again(lab: Lab, pool: str) -> None:
     worker = lab.worker(
         pool,
         queues="a",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
+import itertools
 
 import pytest
 
@@ -25,7 +26,7 @@ def test_case_03_a_freed_slot_wakes_the_reader(lab: Lab, pool: str, task: str) -
     lab.fill("a", labels, task)
     assert lab.wait_count(50, timeout=60) == labels
     starts = [e.at for e in lab.events() if e.event == "start"]
-    gaps = [after - before for before, after in zip(starts, starts[1:], strict=False)]
+    gaps = [after - before for before, after in itertools.pairwise(starts)]
     # Without a wake-up every gap is about a second; a busy machine may make one or two.
     assert len([gap for gap in gaps if gap > 0.7]) <= 3, gaps
     lab.wait_settled()
@@ -147,7 +148,7 @@ def test_case_39_every_outcome_frees_its_slot(lab: Lab, pool: str) -> None:
 def test_case_39_what_never_runs_frees_its_slot(lab: Lab, pool: str) -> None:
     """Expired, revoked, unknown, undecodable: the next job runs, nothing is held."""
     worker = lab.worker(pool, queues="a")
-    past = datetime.datetime.now(datetime.timezone.utc) - datetime.timedelta(hours=1)
+    past = dt.datetime.now(dt.timezone.utc) - dt.timedelta(hours=1)
     lab.send("record", "expired", queue="a", expires=past)
     _probe(lab, "expired")
     lab.control("revoke", worker, task_id="revoked-id")
@@ -288,9 +289,7 @@ def test_case_37_revoked_jobs_in_the_queue_do_not_block(lab: Lab, pool: str) -> 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_case_49_a_rate_limit_has_effect_at_once(lab: Lab, pool: str) -> None:
     worker = lab.worker(pool, queues="a", concurrency=2)
-    assert "ok" in lab.control(
-        "rate_limit", worker, task_name="test.record", rate_limit="1/h"
-    )
+    assert "ok" in lab.control("rate_limit", worker, task_name="test.record", rate_limit="1/h")
     lab.fill("a", names("n", 6))
     wait_until(lambda: len(lab.started()) == 1, 10, "the first one runs")
     stays(lambda: len(lab.started()) == 1, 0.5, "and no other")
@@ -301,7 +300,9 @@ def test_case_49_a_rate_limit_has_effect_at_once(lab: Lab, pool: str) -> None:
 
 
 def test_a_rate_limited_task_runs_at_its_rate(lab: Lab) -> None:
-    worker = lab.worker(queues="a", settings={"task_annotations": {"test.record": {"rate_limit": "20/s"}}})
+    worker = lab.worker(
+        queues="a", settings={"task_annotations": {"test.record": {"rate_limit": "20/s"}}}
+    )
     lab.fill("a", names("n", 10))
     assert lab.wait_count(10) == names("n", 10)
     starts = [e.at for e in lab.events() if e.event == "start"]
@@ -344,3 +345,14 @@ def test_case_39_a_memory_error_ends_the_worker_and_loses_nothing(lab: Lab) -> N
     lab.wait_ended("next")
     lab.wait_settled()
     assert lab.started().count("memory") == 2
+
+
+@pytest.mark.slow
+def test_case_42_a_job_that_kills_its_child_does_not_hold_the_head(lab: Lab) -> None:
+    """`reject_on_worker_lost`: it goes behind the others each time, and they finish."""
+    lab.send("poison", "poison", queue="a")
+    lab.fill("a", names("n", 5), "record_late")
+    lab.worker(queues="a")
+    lab.wait_ended(*names("n", 5))
+    assert lab.started()[:6] == ["poison", *names("n", 5)]
+    assert lab.started().count("poison") <= 2

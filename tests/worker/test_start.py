@@ -153,8 +153,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"strategies_priority_levels": 11},
-        "strategies_priority_levels = 11: must be an integer from 1 to 10, or a dict of queue names "
-        "and such integers",
+        (
+            "strategies_priority_levels = 11: must be an integer from 1 to 10, or a dict of queue "
+            "names and such integers"
+        ),
     ),
     (
         {"strategies_priority_levels": {"a": 0}},
@@ -187,13 +189,17 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"strategies_read_ahead": 1, "STRATEGIES_READ_AHEAD": 2},
-        "strategies_read_ahead = 1 and STRATEGIES_READ_AHEAD = 2 are two spellings of one setting: "
-        "set only one of them, or both to the same value",
+        (
+            "strategies_read_ahead = 1 and STRATEGIES_READ_AHEAD = 2 are two spellings of one setting: "
+            "set only one of them, or both to the same value"
+        ),
     ),
 ]
 
 
-@pytest.mark.parametrize(("settings", "message"), WRONG, ids=lambda v: ",".join(v) if isinstance(v, dict) else "")
+@pytest.mark.parametrize(
+    ("settings", "message"), WRONG, ids=lambda v: ",".join(v) if isinstance(v, dict) else ""
+)
 def test_a_wrong_setting_stops_the_worker_with_one_line(
     broker_url: str, settings: dict[str, Any], message: str
 ) -> None:
@@ -340,7 +346,19 @@ def test_celery_multi_starts_and_stops_nodes(lab: Lab, tmp_path: Path) -> None:
         return [pid for pid in pids if Path("/proc", str(pid)).exists()]
 
     lab.fill("a", ["before"])
-    multi("start", "-A", "tests.worker.project", "-P", "strategies", "-c", "1", "-Q", "a", "-l", "INFO")
+    multi(
+        "start",
+        "-A",
+        "tests.worker.project",
+        "-P",
+        "strategies",
+        "-c",
+        "1",
+        "-Q",
+        "a",
+        "-l",
+        "INFO",
+    )
     try:
         wait_until(lambda: len(running()) == 2, 30, "two nodes run")
         lab.wait_ended("before")
