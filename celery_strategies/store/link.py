@@ -45,6 +45,8 @@ class Link:
     def __init__(self, connection: Any, on_change: Callable[[], None]) -> None:
         self.connection = connection
         self.busy = False
+        #: When something was sent last, in monotonic seconds.
+        self.sent_at = monotonic()
         self._on_change = on_change
         self._handlers: deque[tuple[Handler, float]] = deque()
         self._lock = threading.RLock()
@@ -85,7 +87,7 @@ class Link:
         if not self.alive:
             # redis-py would connect again by itself, outside of any session.
             raise RedisConnectionError("Connection to Redis is closed")
-        now = monotonic()
+        now = self.sent_at = monotonic()
         self._handlers.extend((handler, now) for handler in handlers)
         self.connection.send_packed_command([packed], check_health=False)
 
