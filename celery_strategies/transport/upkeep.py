@@ -23,6 +23,10 @@ logger = logging.getLogger("celery_strategies.reader")
 
 #: Seconds between looks for held messages that nobody works on.
 RECLAIM_INTERVAL = 5.0
+#: Seconds of silence after which a word is said, since Redis's ``timeout`` closes silent connections.
+KEEPALIVE = 2.5
+
+_PING = calls.command(calls.pack("PING"))
 
 
 class Upkeep:
@@ -63,12 +67,20 @@ class Upkeep:
         if now >= self._next_reclaim:
             self._next_reclaim = now + RECLAIM_INTERVAL
             self._settler.reclaim()
+        if now - session.link.sent_at > KEEPALIVE:
+            session.link.send(_PING, ignore)
 
     def _refresh(self, session: Session) -> None:
         tags = list(self._settler.held)
         for start in range(0, max(1, len(tags)), calls.TAG_LIMIT):
             packed = session.store.refresh(tags[start : start + calls.TAG_LIMIT], session.ttl)
-            session.link.send(packed, ignore)
+            session.link.send(packed, partial(self._refreshed, session))
+
+    def _refreshed(self, session: Session, reply: Any) -> None:
+        if isinstance(reply, RedisError):
+            # A busy worker may send nothing else for long: what is not renewed would be delivered again.
+            self._next_refresh = 0.0
+            self._settler.refuse(session, "renewal", reply)
 
     def sweep(self, session: Session) -> None:
         """Look for records that nobody refreshed within the visibility timeout, and put them back."""
