@@ -145,7 +145,7 @@ class ChannelMixin:
         Redis allows a user with ``&prefix*`` to subscribe to every name behind the prefix, but to no pattern except
         that very one; Kombu makes a pattern of every topic.
         """
-        client = super().subclient  # type: ignore[misc]
+        client = super().subclient
         client.psubscribe = partial(_by_name, client.subscribe, client.psubscribe)
         client.punsubscribe = partial(_by_name, client.unsubscribe, client.punsubscribe)
         return client
