@@ -52,6 +52,19 @@ def test_join_can_be_repeated(redis_db: redis.Redis, worker: Worker) -> None:
     assert keyspace(redis_db) == after
 
 
+def test_a_join_that_comes_late_does_not_void_the_present_session(
+    redis_db: redis.Redis, worker: Worker
+) -> None:
+    late = worker.store.join("9", TTL)
+    worker.sessions = 9
+    worker.join()
+    before = keyspace(redis_db)
+    worker.caller(late)
+    assert keyspace(redis_db) == before
+    assert before["strategies:holder:w"][b""] == b"10"
+    assert worker.take(1).valid
+
+
 def test_join_renews_the_holder(redis_db: redis.Redis, worker: Worker) -> None:
     redis_db.pexpire("strategies:holder:w", 1000)
     worker.join()
