@@ -17,7 +17,11 @@ def total(consumer: Any) -> int:
     scaler = getattr(consumer.controller, "autoscaler", None)
     if scaler is not None:
         return int(scaler.max_concurrency)
-    return int(consumer.pool.num_processes or 0)
+    pool = consumer.pool
+    if pool.is_green:
+        # Celery 5.6 counts the greenlets that run now, not those that may.
+        return int(pool._pool.size)
+    return int(pool.num_processes or 0)
 
 
 def leaving() -> bool:
