@@ -15,6 +15,7 @@ from celery.bin.worker import worker
 
 from celery_strategies.core.strategies import Strategy
 from celery_strategies.install import install
+from celery_strategies.store import admin
 
 install()
 
@@ -60,16 +61,15 @@ def strategies(ctx: click.Context) -> None:
 def unsort(ctx: click.Context, queues: tuple[str, ...]) -> None:
     """Give messages that our workers put back to Kombu's own lists, so that stock workers see them.
 
-    Without QUEUES: every queue that the app consumes from. Can be interrupted and repeated.
+    Without QUEUES: every queue that has such messages. Can be interrupted and repeated.
     """
-    from celery_strategies.store.admin import unsort_queue
-
     app: Any = ctx.obj.app
-    names = queues or tuple(app.amqp.queues.consume_from)
     with app.connection_for_write() as connection:
+        channel = connection.default_channel
+        client, keys = redis.Redis(connection_pool=channel.pool), channel.strategy_keys()
+        names = queues or admin.queues_with_returned(client, keys)
         for name in names:
-            channel = connection.default_channel
-            moved = unsort_queue(
-                redis.Redis(connection_pool=channel.pool), channel.strategy_keys(), name
-            )
+            moved = admin.unsort_queue(client, keys, name)
             ctx.obj.echo(f"{name}: {moved} messages moved to Kombu's lists")
+        if not names:
+            ctx.obj.echo("No queue has messages that were given back.")

@@ -43,6 +43,11 @@ def install() -> None:
     _install_transports()
     _install_pool()
     signals.worker_init.connect(boot.prepare, weak=False, dispatch_uid="celery_strategies")
+    signals.worker_ready.connect(
+        lambda sender, **_: boot.warn_unused(sender.controller),
+        weak=False,
+        dispatch_uid="celery_strategies",
+    )
     _install_sender()
 
 

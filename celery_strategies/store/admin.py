@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from redis.exceptions import NoScriptError
@@ -24,3 +25,16 @@ def unsort_queue(client: Any, keys: Keys, queue: str) -> int:
         total += moved
         if moved < TAKE_LIMIT:
             return total
+
+
+def queues_with_returned(client: Any, keys: Keys) -> list[str]:
+    """Return the queues that have given-back messages, by name. Walks the key space with ``SCAN``."""
+    # A queue's name is what stands between two fixed ends, whatever it is.
+    start, end = keys.returned("\0").split("\0")
+    pattern = f"{_escaped(start)}*{_escaped(end)}"
+    found = client.scan_iter(match=pattern, count=1000, _type="ZSET")
+    return sorted({key.decode()[len(start) : -len(end)] for key in found})
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r"([*?\[\]\\])", r"\\\1", text)

@@ -36,7 +36,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from celery_strategies.core.sources import SourceList
 from celery_strategies.core.strategies import Strategy, turn_from
 from celery_strategies.store import store as calls
-from celery_strategies.store.link import Link
+from celery_strategies.store.link import Link, ignore
 from celery_strategies.store.store import Delivery, Grant, SourceKeys, Store, TakePlan
 from celery_strategies.transport.idle import Idle
 from celery_strategies.transport.patience import Patience
@@ -182,6 +182,28 @@ class Reader:
             logger.warning(
                 "%d messages of a take whose reply was lost went back to their queues", len(unknown)
             )
+
+    def _look_for_half_a_take(self, session: Session) -> None:
+        """Put back what a script that failed halfway has moved already, else a living worker would hide it."""
+
+        def compare(reply: Any) -> None:
+            if isinstance(reply, RedisError):
+                return
+            known = self.settler.tags()
+            pairs = (
+                reply.items()
+                if isinstance(reply, dict)
+                else zip(reply[::2], reply[1::2], strict=True)
+            )
+            entries = [(tag.decode(), place) for tag, place in pairs]
+            unknown = [(tag, place) for tag, place in entries if tag and tag not in known]
+            for start in range(0, len(unknown), calls.TAKE_LIMIT):
+                packed = session.store.restore(unknown[start : start + calls.TAKE_LIMIT])
+                session.link.send(packed, ignore)
+
+        if session.link.alive:
+            packed = calls.command(calls.pack("HGETALL", session.keys.holder(self.worker)))
+            session.link.send(packed, compare)
 
     def detach(self) -> None:
         """Drop the connection; what is held stays held, settles wait for the next session."""
@@ -349,6 +371,7 @@ class Reader:
         self._asked = False
         if isinstance(reply, RedisError):
             self._refused("take", reply, batch)
+            self._look_for_half_a_take(session)
             return
         grant = Grant.parse(reply)
         if not grant.valid:

@@ -8,16 +8,17 @@ workers can see. A channel without sources is Kombu's: reply queues, fanout, ``b
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, cast
 
 import redis
 from kombu.transport import redis as kombu_redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from celery_strategies.core.levels import list_for
+from celery_strategies.core.levels import LISTS, list_for
 from celery_strategies.errors import ImproperlyConfigured
 from celery_strategies.settings import Settings
 from celery_strategies.store.keys import Keys
@@ -78,6 +79,7 @@ class ChannelMixin:
     QoS = StrategyQoS
     reader: Reader | None = None
     _for_reader = False
+    _publishing = False
 
     # -- the reader's side ------------------------------------------------------------------------------------
 
@@ -195,10 +197,41 @@ class ChannelMixin:
         super()._new_queue(queue, auto_delete, **kwargs)
 
     def _q_for_pri(self: Any, queue: str, pri: int) -> str:
-        levels = self._levels_of(queue)
+        levels = self._levels_of(queue) if self._publishing else None
         if levels is None:
             return str(super()._q_for_pri(queue, pri))
         return Keys(sep=self.sep).inbox(queue, list_for(pri, levels, 0))
+
+    def _put(self: Any, queue: str, message: Any, **kwargs: Any) -> None:
+        with self._set("_publishing", True):
+            super()._put(queue, message, **kwargs)
+
+    def _do_restore_message(self: Any, *args: Any, **kwargs: Any) -> None:
+        with self._set("_publishing", True):
+            super()._do_restore_message(*args, **kwargs)
+
+    def _brpop_start(self: Any, timeout: float | None = None) -> None:
+        with self._reading(self.active_queues):
+            super()._brpop_start(timeout)
+
+    def _get(self: Any, queue: str) -> Any:
+        with self._reading([queue]):
+            return super()._get(queue)
+
+    def _reading(self: Any, queues: Iterable[str]) -> AbstractContextManager[None]:
+        """Have Kombu look into all ten lists, if one of *queues* has levels that its steps do not know."""
+        if any(self._levels_of(queue) is not None for queue in queues):
+            return cast("AbstractContextManager[None]", self._set("priority_steps", range(LISTS)))
+        return nullcontext()
+
+    @contextmanager
+    def _set(self: Any, name: str, value: Any) -> Iterator[None]:
+        before = getattr(self, name)
+        setattr(self, name, value)
+        try:
+            yield
+        finally:
+            setattr(self, name, before)
 
     # -- counting: everything that waits, wherever it is --------------------------------------------------------
 

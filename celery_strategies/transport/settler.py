@@ -158,7 +158,8 @@ class Settler:
             name = tag if isinstance(tag, str) else tag.decode()
             if name not in self._resent:
                 logger.warning(
-                    "Message %s was finished here but had been given to another worker meanwhile",
+                    "Message %s was finished here, but Redis does not list it as ours any more: "
+                    "another worker has it, or Redis lost its data",
                     name,
                 )
         if self._resent:

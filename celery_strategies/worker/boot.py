@@ -51,6 +51,16 @@ def prepare(sender: Any = None, **_: Any) -> None:
         sender.strategies_error = ImproperlyConfigured(f"strategies_pool cannot be loaded: {exc!r}")
 
 
+def warn_unused(instance: Any = None, **_: Any) -> None:
+    """Say that our worker options have no effect on a worker that is not ours; logging is set up by now."""
+    given = [name for name in ("strategy", "rank") if instance.options.get(name)]
+    if given and not hasattr(getattr(instance, "consumer", None), "strategies_settings"):
+        logger.warning(
+            "%s has no effect: this worker was not started with -P strategies",
+            " and ".join(f"--{name}" for name in given),
+        )
+
+
 def _patched(pool: str) -> bool:
     try:
         if pool == "gevent":

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import warnings
 from time import monotonic, sleep
 from typing import Any
 
 from celery.concurrency.prefork import TaskPool as Prefork
-from celery.exceptions import InvalidTaskError, WorkerShutdown
+from celery.exceptions import CPendingDeprecationWarning, WorkerShutdown
 from celery.platforms import EX_FAILURE
 from celery.worker import state
 from celery.worker.consumer import Consumer
-from kombu.exceptions import ContentDisallowed, DecodeError
 from redis.exceptions import ResponseError
 
 from celery_strategies import settings as settings_module
@@ -28,11 +26,12 @@ from celery_strategies.transport.patience import Patience
 from celery_strategies.transport.reader import Reader
 from celery_strategies.transport.redis import READ_TIMEOUT, READER_OPTION, TransportMixin
 from celery_strategies.worker import banner, pools, slots
+from celery_strategies.worker.messages import MessageConsumer
 
 logger = logging.getLogger("celery_strategies")
 
 
-class StrategyConsumer(Consumer):
+class StrategyConsumer(MessageConsumer):
     """Consumer whose task messages come from a reader, one for each free slot."""
 
     class Blueprint(Consumer.Blueprint):
@@ -228,7 +227,10 @@ class StrategyConsumer(Consumer):
         """Note that the broker went away, as against a shutdown."""
         self._lost_connection = True
         self.reader.detach()
-        super().on_connection_error_after_connected(exc)
+        with warnings.catch_warnings():
+            # Celery warns that late acks are lost with the connection: not here.
+            warnings.simplefilter("ignore", CPendingDeprecationWarning)
+            super().on_connection_error_after_connected(exc)
         self._pause_if_refused(exc)
 
     def _pause_if_refused(self, exc: BaseException) -> None:
@@ -265,97 +267,6 @@ class StrategyConsumer(Consumer):
             # Out of a signal handler it would end the loop, or the very job that it interrupted.
             logger.warning("Running jobs cannot be cancelled, waiting for their end: %s", exc)
 
-    # -- messages -----------------------------------------------------------------------------------------------
-
-    def create_task_handler(self, **_: Any) -> Callable[[Any], Any]:  # noqa: C901  # Celery's steps in one place
-        """Return what is called with each message: Celery's own steps, without a promise for each settle.
-
-        Settling only appends to the reader's batch, so there is nothing to put off.
-        """
-        strategies, callbacks = self.strategies, self.on_task_message
-
-        def on_task_received(message: Any) -> Any:  # noqa: PLR0911  # one for each way to be unfit
-            payload = None
-            try:
-                name = message.headers["task"]
-            except TypeError:
-                return self.on_unknown_message(None, message)
-            except KeyError:
-                # Protocol 1 has the name in the body.
-                try:
-                    payload = message.decode()
-                except Exception as exc:  # noqa: BLE001  # whatever is wrong with the body
-                    return self.on_decode_error(message, exc)
-                try:
-                    name = payload["task"]
-                except (TypeError, KeyError):
-                    return self.on_unknown_message(payload, message)
-            try:
-                strategy = strategies[name]
-            except (KeyError, TypeError) as exc:
-                return self.on_unknown_task(None, message, exc)
-            try:
-                strategy(
-                    message, payload, message.ack_log_error, message.reject_log_error, callbacks
-                )
-            except (InvalidTaskError, ContentDisallowed) as exc:
-                return self.on_invalid_task(payload, message, exc)
-            except DecodeError as exc:
-                return self.on_decode_error(message, exc)
-            except pools.DATA_ERRORS as exc:
-                # A message that Celery did not foresee would end the loop, or (a KeyError) look like a lost
-                # connection for ever. Once there is a request, the error is not about the message.
-                if any(request._message is message for request in tuple(state.requests.values())):
-                    raise
-                return self.on_invalid_task(payload, message, exc)
-            return None
-
-        return on_task_received
-
-    def call_soon_ack(self, p: Any, *args: Any, **kwargs: Any) -> Any:
-        """Run an acknowledgement at once: with us it only appends to the reader's batch."""
-        p(*args, **kwargs)
-        return p
-
-    @contextmanager
-    def _setting_aside(self, message: Any, reason: str) -> Iterator[None]:
-        """Keep a message that Celery is about to discard where an operator can find it."""
-        if self.reader.settler.owns(message.delivery_tag) and not message.acknowledged:
-            self.reader.settler.set_aside(message.delivery_tag, reason)
-            message._state = "REJECTED"
-            # Celery rejects it next, which would raise for a message in this state.
-            message.reject_log_error = message.ack = _nothing
-        try:
-            yield
-        except pools.DATA_ERRORS:
-            # Celery's own log line could not be made of it.
-            logger.error("Set aside a message that cannot be run: %s", reason)  # noqa: TRY400
-
-    def _on_unfit(self, request: Any, exc: Exception) -> None:
-        """Set aside the message of a request that cannot be started, and free its slot."""
-        self.on_invalid_task(None, request._message, exc)
-        state.task_ready(request)
-
-    def on_decode_error(self, message: Any, exc: Exception) -> None:
-        """Set aside a message whose body cannot be decoded."""
-        with self._setting_aside(message, f"body cannot be decoded: {exc!r}"):
-            super().on_decode_error(message, exc)
-
-    def on_unknown_message(self, body: Any, message: Any) -> None:
-        """Set aside a message that is no task."""
-        with self._setting_aside(message, "not a task message"):
-            super().on_unknown_message(body, message)
-
-    def on_unknown_task(self, body: Any, message: Any, exc: Exception) -> None:
-        """Set aside a message of a task that is not registered here."""
-        with self._setting_aside(message, f"unregistered task {exc}"):
-            super().on_unknown_task(body, message, exc)
-
-    def on_invalid_task(self, body: Any, message: Any, exc: Exception) -> None:
-        """Set aside a task message that breaks the protocol."""
-        with self._setting_aside(message, f"invalid task: {exc!r}"):
-            super().on_invalid_task(body, message, exc)
-
     # -- looking ------------------------------------------------------------------------------------------------
 
     def on_ready(self) -> None:
@@ -370,6 +281,16 @@ class StrategyConsumer(Consumer):
         if text != self._announced:
             self._announced = text
             logger.info("Reading by %s", text.replace("\n", "; ", 1).replace("\n", "; "))
+
+    def add_task_queue(self, queue: Any, *args: Any, **kwargs: Any) -> None:
+        """Consume one more queue, at its place in the list."""
+        super().add_task_queue(queue, *args, **kwargs)
+        self.announce()
+
+    def cancel_task_queue(self, queue: Any) -> None:
+        """Stop consuming a queue; its place in the list is remembered."""
+        super().cancel_task_queue(queue)
+        self.announce()
 
     def strategies_info(self) -> dict[str, Any]:
         """Return what ``inspect stats`` shows of the reader."""
