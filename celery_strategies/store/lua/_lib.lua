@@ -115,11 +115,12 @@ local function raw_of(unacked, unacked_index, tag, suffix)
 end
 
 -- Wake up to `count` parked workers. Members of a parked set are the workers' own wake keys;
--- writing one invalidates what its worker tracks. A key of a wrong type costs the wake, not the call.
+-- writing one invalidates what its worker tracks. An error (a wrong type, no permission) costs the
+-- wake, not the call.
 local function wake_parked(parked, count)
   local popped = try('ZPOPMAX', parked, count)
   for i = 1, #popped, 2 do
-    call('SET', popped[i], '1', 'PX', 30000)
+    try('SET', popped[i], '1', 'PX', 30000)
   end
   return #popped / 2
 end

@@ -198,6 +198,12 @@ end
 local woken = call('DEL', wake) == 1
 local lost = settle(unacked, unacked_index, holder, tags)
 local messages, noted = {}, {}
+for i = 1, #bad do
+  local s, list, reason, raw = unpack(bad[i])
+  local id = call('XADD', KEYS[key_of[s] + 1], '*', 'reason', reason, 'list', list, 'worker', worker, 'message', raw)
+  local m = #noted
+  noted[m + 1], noted[m + 2], noted[m + 3] = s - 1, id, reason
+end
 if #plan > 0 then
   local last = call('INCRBY', sequence, #plan)
   local seconds = format('%.6f', clock(ARGV[arg + 5]) / 1000000)
@@ -219,12 +225,6 @@ if #plan > 0 then
   call('HSET', unacked, unpack(records))
   call('ZADD', unacked_index, unpack(scores))
   call('HSET', holder, unpack(places))
-end
-for i = 1, #bad do
-  local s, list, reason, raw = unpack(bad[i])
-  local id = call('XADD', KEYS[key_of[s] + 1], '*', 'reason', reason, 'list', list, 'worker', worker, 'message', raw)
-  local m = #noted
-  noted[m + 1], noted[m + 2], noted[m + 3] = s - 1, id, reason
 end
 for s, used_of in pairs(used) do
   local k = key_of[s] + 4
