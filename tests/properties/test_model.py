@@ -13,7 +13,13 @@ import pytest
 import redis
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from celery_strategies.core.model import Model, Taken
 from celery_strategies.core.strategies import Strategy
@@ -107,13 +113,17 @@ class ModelBesideRedis(RuleBasedStateMachine):
 
     def _some(self, data: st.DataObject, who: int, most: int = 9) -> list[str]:
         held = sorted(self.brokers[who].tags, key=lambda job: int(job[4:]))
-        return data.draw(st.lists(st.sampled_from(held), min_size=1, max_size=most, unique=True), label="jobs")
+        return data.draw(
+            st.lists(st.sampled_from(held), min_size=1, max_size=most, unique=True), label="jobs"
+        )
 
     def _anyone_holds(self) -> bool:
         return any(broker.tags for broker in self.brokers)
 
     def _holder(self, data: st.DataObject) -> int:
-        return data.draw(st.sampled_from([who for who in (0, 1) if self.brokers[who].tags]), label="who")
+        return data.draw(
+            st.sampled_from([who for who in (0, 1) if self.brokers[who].tags]), label="who"
+        )
 
     @precondition(_anyone_holds)
     @rule(data=st.data())
@@ -157,7 +167,9 @@ class ModelBesideRedis(RuleBasedStateMachine):
         items = [(tag, dead.worker.entry(tag, self.client)) for tag in lost]
         for start in range(0, len(items), calls.TAKE_LIMIT):
             part = items[start : start + calls.TAKE_LIMIT]
-            assert self.caller(keeper.worker.store.restore(part, limit=limit, started=True)) == len(part)
+            assert self.caller(keeper.worker.store.restore(part, limit=limit, started=True)) == len(
+                part
+            )
         self.models[who].give_back(*lost.values())
         dead.tags.clear()
         # It lived after all: nothing that it says of those counts any more.
@@ -207,7 +219,9 @@ class ModelBesideRedis(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize("strategy", Strategy, ids=lambda strategy: strategy.label)
-def test_the_scripts_follow_the_model(strategy: Strategy, redis_db: redis.Redis, caller: Caller) -> None:
+def test_the_scripts_follow_the_model(
+    strategy: Strategy, redis_db: redis.Redis, caller: Caller
+) -> None:
     run_state_machine_as_test(
         lambda: ModelBesideRedis(redis_db, caller, strategy),
         settings=settings(

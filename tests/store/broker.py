@@ -18,7 +18,13 @@ class RedisBroker:
     """One worker on one broker; jobs are strings, and unique."""
 
     def __init__(
-        self, client: redis.Redis, caller: Caller, strategy: Strategy, *, name: str = "w", keys: Keys = Keys()  # noqa: B008
+        self,
+        client: redis.Redis,
+        caller: Caller,
+        strategy: Strategy,
+        *,
+        name: str = "w",
+        keys: Keys = Keys(),  # noqa: B008
     ) -> None:
         self.client = client
         self.keys = keys
@@ -50,7 +56,7 @@ class RedisBroker:
         while True:
             grant = self.worker.take(min(n - len(taken), 64), turn=self.turn)
             assert grant.valid
-            assert not (grant.broken or grant.set_aside or grant.lost)
+            assert (grant.broken, grant.set_aside, grant.lost) == ((), (), ())
             for delivery in grant.deliveries:
                 queue = self.order[delivery.source]
                 job = job_of(delivery.raw)
@@ -72,7 +78,9 @@ class RedisBroker:
         delivery = self.tags.pop(job)
         entry = self.worker.entry(delivery.tag, self.client)
         queue = Place.parse(entry).queue
-        assert self.worker.caller(self.worker.store.requeue(delivery.tag, queue, delivery.list)) == 1
+        assert (
+            self.worker.caller(self.worker.store.requeue(delivery.tag, queue, delivery.list)) == 1
+        )
 
     def ack(self, job: str) -> None:
         """Settle a held job."""

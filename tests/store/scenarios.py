@@ -95,11 +95,15 @@ SCENARIOS = [
     Scenario("settle", _taken, lambda c, w: w.store.settle(_tags(c, w)), moves=False),
     Scenario("restore", _taken, lambda c, w: w.store.restore(_items(c, w), started=True)),
     Scenario("requeue", _taken, lambda c, w: w.store.requeue(_tags(c, w)[0], queue_of(w), 3)),
-    Scenario("set_aside", _taken, lambda c, w: w.store.set_aside(_tags(c, w)[0], queue_of(w), "why")),
+    Scenario(
+        "set_aside", _taken, lambda c, w: w.store.set_aside(_tags(c, w)[0], queue_of(w), "why")
+    ),
     Scenario("join", _taken, lambda _, w: w.store.join("2", TTL)),
     Scenario("leave", lambda _, w: w.join(), lambda _, w: w.store.leave()),
     Scenario("refresh", _taken, lambda c, w: w.store.refresh(_tags(c, w), TTL, NOW + 1)),
-    Scenario("expired", _taken, lambda _, w: w.store.expired(1.5, 9, NOW + 2_000_000), writes=False),
+    Scenario(
+        "expired", _taken, lambda _, w: w.store.expired(1.5, 9, NOW + 2_000_000), writes=False
+    ),
     Scenario(
         "watch",
         _watching,

@@ -15,7 +15,17 @@ from .tools import NOW, STALE, Caller, Worker, message, push, source
 SOURCES = 50
 LEVELS = 3
 #: Commands of the clients of this test, not of the scripts.
-OUTSIDE = {"evalsha", "info", "script|load", "script", "hello", "select", "client", "config|resetstat", "config"}
+OUTSIDE = {
+    "evalsha",
+    "info",
+    "script|load",
+    "script",
+    "hello",
+    "select",
+    "client",
+    "config|resetstat",
+    "config",
+}
 
 
 def commands(client: redis.Redis, action: Callable[[], object]) -> dict[str, int]:
@@ -86,7 +96,9 @@ def test_the_backlog_is_never_scanned(caller: Caller, redis_db: redis.Redis) -> 
     assert counts[0] == counts[1]
 
 
-def test_returned_messages_cost_a_look_at_each_list_at_most(caller: Caller, redis_db: redis.Redis) -> None:
+def test_returned_messages_cost_a_look_at_each_list_at_most(
+    caller: Caller, redis_db: redis.Redis
+) -> None:
     worker = Worker(caller, "w", source("q", 2))
     worker.join()
     caller.load()
@@ -99,7 +111,9 @@ def test_returned_messages_cost_a_look_at_each_list_at_most(caller: Caller, redi
 
 
 @pytest.mark.parametrize("number", [1, 64, calls.TAG_LIMIT])
-def test_settling_costs_the_same_for_any_number(caller: Caller, redis_db: redis.Redis, number: int) -> None:
+def test_settling_costs_the_same_for_any_number(
+    caller: Caller, redis_db: redis.Redis, number: int
+) -> None:
     worker = Worker(caller, "w", "q")
     caller.load()
     tags = [f"w:1.{n}" for n in range(number)]

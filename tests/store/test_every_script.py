@@ -51,7 +51,9 @@ def test_it_is_loaded_again_after_a_script_flush(
 
 
 @each_script
-def test_every_key_has_the_prefix(scenario: Scenario, redis_db: redis.Redis, caller: Caller) -> None:
+def test_every_key_has_the_prefix(
+    scenario: Scenario, redis_db: redis.Redis, caller: Caller
+) -> None:
     worker = worker_for(caller, keys=Keys(prefix=PREFIX))
     scenario.seed(redis_db, worker)
     caller(scenario.call(redis_db, worker))
@@ -175,7 +177,9 @@ def _the_next_session_finds_all(client: redis.Redis, caller: Caller, worker: Wor
     if entries:
         caller(worker.store.restore(list(entries.items())))
     grant = worker.take(64)
-    aside = [fields[b"message"] for _, fields in client.xrange(worker.keys.set_aside(queue_of(worker)))]
+    aside = [
+        fields[b"message"] for _, fields in client.xrange(worker.keys.set_aside(queue_of(worker)))
+    ]
     found = {*jobs(grant), *(job_of(raw) for raw in aside if raw != BAD)}
     assert found >= {job_of(raw) for raw in messages(worker)} or not found
 
@@ -187,7 +191,11 @@ def _unmarked(raws: list[bytes]) -> Counter[bytes]:
 def test_the_commands_of_the_scripts_are_all_known_here() -> None:
     # A guard for the ACL test above: its pattern must see what the scripts call.
     text = b"".join(script.source for script in scripts.ALL).decode()
-    assert len(re.findall(r"\b(?:call|try)\(", text)) - len(re.findall(r"\b(?:call|try)\((?:i == 0|')", text)) == 0
+    assert (
+        len(re.findall(r"\b(?:call|try)\(", text))
+        - len(re.findall(r"\b(?:call|try)\((?:i == 0|')", text))
+        == 0
+    )
     assert {"zcard", "llen", "xadd", "zpopmax", "hset", "del"} <= _commands_of_scripts()
 
 

@@ -10,7 +10,20 @@ from kombu import Connection
 
 from celery_strategies.store import store as calls
 
-from .tools import Caller, Worker, assert_ttls, held, job_of, jobs, keyspace, message, place, push, record, tag
+from .tools import (
+    Caller,
+    Worker,
+    assert_ttls,
+    held,
+    job_of,
+    jobs,
+    keyspace,
+    message,
+    place,
+    push,
+    record,
+    tag,
+)
 
 GOOD = message("good")
 MEGABYTE = 1024 * 1024
@@ -84,10 +97,14 @@ HEADERS = {
     "only a body": b'{"body": "x"}',
     "body and a comma": b'{"body": "x"}',
     "missing headers": shaped(headers=None),
-    "headers null": replaced(b'{"lang": "py", "task": "tasks.add", "id": "odd", "retries": 0}', b"null"),
+    "headers null": replaced(
+        b'{"lang": "py", "task": "tasks.add", "id": "odd", "retries": 0}', b"null"
+    ),
     "headers an array": shaped(headers=["x"]),
     "headers an empty array": shaped(headers=[]),
-    "headers an empty array, spaced": shaped(headers=[]).replace(b'"headers": []', b'"headers"\n :\t[ ]'),
+    "headers an empty array, spaced": shaped(headers=[]).replace(
+        b'"headers": []', b'"headers"\n :\t[ ]'
+    ),
     "headers a string": shaped(headers="x"),
     "headers a number": shaped(headers=1),
     "headers true": shaped(headers=True),
@@ -156,7 +173,9 @@ def test_a_bad_message_is_set_aside_and_the_next_taken(
     assert_ttls(redis_db, {"strategies:holder:w": 60_000})
 
 
-def test_a_bad_one_among_those_given_back_is_set_aside(redis_db: redis.Redis, worker: Worker) -> None:
+def test_a_bad_one_among_those_given_back_is_set_aside(
+    redis_db: redis.Redis, worker: Worker
+) -> None:
     redis_db.zadd("strategies:{q}:returned", {b"4:1:0:{bad": 4 * 2**47 + 1})
     push(redis_db, "q", GOOD)
     grant = worker.take(2)
@@ -201,7 +220,9 @@ EXACT = {
     "big integers": replaced(b'"retries": 0', b'"retries": 123456789012345678901234567890'),
     "floats": replaced(b'"retries": 0', b'"retries": 0.10000000000000000001, "f": 1.0, "g": 1E+2'),
     "NaN as Python writes it": message("x", a=float("nan"), b=float("inf")),
-    "unicode": json.dumps(json.loads(message("x", name="zażółć 🙂 日本")), ensure_ascii=False).encode(),
+    "unicode": json.dumps(
+        json.loads(message("x", name="zażółć 🙂 日本")), ensure_ascii=False
+    ).encode(),
     "unicode escapes": message("x", name="zażółć 🙂 日本 \u0000 \u2028"),
     "a lone surrogate": message("x", name="file-\udcff", other='\\"', last="\\"),
     "a lone surrogate after backslashes": message("x", name="\\\\\udcff\\", other='\\\\"\udc80"'),
@@ -214,7 +235,9 @@ EXACT = {
     "body an object": shaped(body={"headers": {"a": []}, "n": 10**30}),
     "body null": b'{"body": null, ' + message("x").partition(b", ")[2],
     "escapes in the body": message("x", body='[["a\\n"], {"k": "\\u00e9"}, "\\\\"]\n\t"'),
-    "the text headers in the body": message("x", body='{"headers": [], "properties": null}, "headers": ['),
+    "the text headers in the body": message(
+        "x", body='{"headers": [], "properties": null}, "headers": ['
+    ),
     "the text headers in a header": message("x", argsrepr='{"headers": []}', other="'headers': ["),
     "a body that ends in a backslash": message("x", body="\\"),
     "8 MB": message("x", body="x" * (8 * MEGABYTE)),
@@ -223,7 +246,9 @@ EXACT = {
     "a number for a tag": with_properties(delivery_tag=17),
     "an empty tag": with_properties(delivery_tag=""),
     "a key twice": replaced(b'"retries": 0', b'"retries": 0, "retries": []'),
-    "bytes that are not UTF-8, as Kombu lets pass": replaced(b'"tasks.add"', b'"tasks.\xff\xc3add"'),
+    "bytes that are not UTF-8, as Kombu lets pass": replaced(
+        b'"tasks.add"', b'"tasks.\xff\xc3add"'
+    ),
     "exchange and routing key of a topic": with_properties(
         delivery_info={"exchange": "topic", "routing_key": "a.b"}
     ),
@@ -284,7 +309,9 @@ def test_stock_kombu_can_restore_the_record(
     assert not redis_db.exists("unacked", "unacked_index")
 
 
-def test_the_messages_here_are_what_stock_kombu_writes(redis_db: redis.Redis, broker_url: str) -> None:
+def test_the_messages_here_are_what_stock_kombu_writes(
+    redis_db: redis.Redis, broker_url: str
+) -> None:
     with Connection(broker_url) as connection:
         connection.default_channel.queue_declare("q")
         connection.Producer().publish({"x": 1}, routing_key="q", exchange="", headers={"id": "a"})
@@ -294,7 +321,9 @@ def test_the_messages_here_are_what_stock_kombu_writes(redis_db: redis.Redis, br
     assert list(stock) == list(ours)
     assert job_of(raw) == "a"
     assert stock["properties"].keys() <= ours["properties"].keys()
-    assert {"delivery_info", "delivery_tag", "delivery_mode", "body_encoding"} <= stock["properties"].keys()
+    assert {"delivery_info", "delivery_tag", "delivery_mode", "body_encoding"} <= stock[
+        "properties"
+    ].keys()
 
 
 @pytest.mark.parametrize("inside", ["headers", "properties"])

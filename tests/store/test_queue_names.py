@@ -91,7 +91,9 @@ def test_every_way_out_and_back(redis_db: redis.Redis, worker: Worker, queue: st
     assert waiting(redis_db, worker, queue) == {3: ["three"]}
 
     assert worker.caller(worker.store.set_aside(zero, queue, "why"))
-    assert [job_of(x[b"message"]) for x in keyspace(redis_db)[worker.keys.set_aside(queue)]] == ["zero"]
+    assert [job_of(x[b"message"]) for x in keyspace(redis_db)[worker.keys.set_aside(queue)]] == [
+        "zero"
+    ]
 
     (three,) = (delivery.tag for delivery in worker.take(5).deliveries)
     assert worker.caller(worker.store.settle([three])) == []
@@ -134,7 +136,11 @@ def test_stock_kombu_publishes_where_we_read(
     with Connection(broker_url, transport_options=options) as connection:
         for priority in (9, 0, 4):
             connection.Producer().publish(
-                {}, routing_key=queue, exchange="", priority=priority, headers={"id": f"p{priority}"}
+                {},
+                routing_key=queue,
+                exchange="",
+                priority=priority,
+                headers={"id": f"p{priority}"},
             )
     assert jobs(worker.take(5)) == ["p0", "p4", "p9"]
 

@@ -7,7 +7,21 @@ import json
 import pytest
 import redis
 
-from .tools import TTL, Caller, Worker, assert_ttls, everywhere, held, jobs, keyspace, message, place, push, record, tag
+from .tools import (
+    TTL,
+    Caller,
+    Worker,
+    assert_ttls,
+    everywhere,
+    held,
+    jobs,
+    keyspace,
+    message,
+    place,
+    push,
+    record,
+    tag,
+)
 
 A, B, C = message("a"), message("b"), message("c")
 MARKED = A.replace(b'"delivery_info": {', b'"delivery_info": {"redelivered": true, ')
@@ -55,7 +69,9 @@ def test_one_that_is_held_by_another_is_left_alone(redis_db: redis.Redis, worker
     assert keyspace(redis_db) == before
 
 
-def test_what_stock_kombu_has_restored_is_not_doubled(redis_db: redis.Redis, worker: Worker) -> None:
+def test_what_stock_kombu_has_restored_is_not_doubled(
+    redis_db: redis.Redis, worker: Worker
+) -> None:
     redis_db.hdel("unacked", tag(1))
     redis_db.zrem("unacked_index", tag(1))
     push(redis_db, "q", A)
@@ -64,7 +80,9 @@ def test_what_stock_kombu_has_restored_is_not_doubled(redis_db: redis.Redis, wor
     assert not redis_db.hexists("strategies:holder:w", tag(1))
 
 
-def test_a_record_that_is_not_ours_stays_for_kombus_own_recovery(redis_db: redis.Redis, worker: Worker) -> None:
+def test_a_record_that_is_not_ours_stays_for_kombus_own_recovery(
+    redis_db: redis.Redis, worker: Worker
+) -> None:
     redis_db.hset("unacked", tag(1), record(A, "another"))
     assert worker.caller(worker.store.requeue(tag(1), "q", 4)) == 0
     assert keyspace(redis_db) == {
@@ -76,7 +94,9 @@ def test_a_record_that_is_not_ours_stays_for_kombus_own_recovery(redis_db: redis
 
 
 @pytest.mark.parametrize("key", ["unacked", "unacked_index", "q"])
-def test_a_key_of_a_wrong_type_stops_it_before_it_writes(redis_db: redis.Redis, worker: Worker, key: str) -> None:
+def test_a_key_of_a_wrong_type_stops_it_before_it_writes(
+    redis_db: redis.Redis, worker: Worker, key: str
+) -> None:
     redis_db.delete(key)
     redis_db.set(key, "text")
     before = keyspace(redis_db)

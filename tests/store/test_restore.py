@@ -56,7 +56,9 @@ def test_they_wait_in_the_returned_set(redis_db: redis.Redis, worker: Worker) ->
 
 def test_started_counts_a_delivery(redis_db: redis.Redis, worker: Worker) -> None:
     for deliveries in (1, 2):
-        worker.restore(redis_db, worker.take(1).deliveries[0].tag if deliveries > 1 else tag(1), started=True)
+        worker.restore(
+            redis_db, worker.take(1).deliveries[0].tag if deliveries > 1 else tag(1), started=True
+        )
         returned = keyspace(redis_db)["strategies:{q}:returned"]
         assert returned == {member(A, 1, deliveries=deliveries): score(1)}
 
@@ -110,7 +112,9 @@ def test_only_what_was_not_refreshed_since(redis_db: redis.Redis, worker: Worker
     }
 
 
-def test_a_refresh_between_the_look_and_the_restore_keeps_it(redis_db: redis.Redis, worker: Worker) -> None:
+def test_a_refresh_between_the_look_and_the_restore_keeps_it(
+    redis_db: redis.Redis, worker: Worker
+) -> None:
     keeper = Worker(worker.caller, "keeper", "q")
     items = [(tag(1), worker.entry(tag(1), redis_db))]
     limit, *_ = worker.caller(keeper.store.expired(5, 10, NOW + 6_000_000))
@@ -129,7 +133,9 @@ def test_two_keepers_restore_it_once(redis_db: redis.Redis, worker: Worker) -> N
     assert everywhere(redis_db).count(A) == 1
 
 
-def test_messages_of_several_workers_and_queues_in_one_call(redis_db: redis.Redis, worker: Worker) -> None:
+def test_messages_of_several_workers_and_queues_in_one_call(
+    redis_db: redis.Redis, worker: Worker
+) -> None:
     other = Worker(worker.caller, "x:y", "r")
     other.join()
     push(redis_db, "r", message("r1"))
@@ -144,7 +150,9 @@ def test_messages_of_several_workers_and_queues_in_one_call(redis_db: redis.Redi
 # -- records that are not as expected ---------------------------------------------------------------------------
 
 
-def test_what_stock_kombu_has_restored_is_not_restored_again(redis_db: redis.Redis, worker: Worker) -> None:
+def test_what_stock_kombu_has_restored_is_not_restored_again(
+    redis_db: redis.Redis, worker: Worker
+) -> None:
     redis_db.hdel("unacked", tag(1))
     redis_db.zrem("unacked_index", tag(1))
     push(redis_db, "q", A)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from hashlib import sha1
 
 import pytest
@@ -26,14 +26,16 @@ Write = Callable[[str], None]
 
 
 @pytest.fixture
-def write(monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
+def write(monkeypatch: pytest.MonkeyPatch) -> Write:
     """Have `load` find this text under the name `it`."""
     texts = {"_lib": "-- shared\n"}
     monkeypatch.setattr(scripts, "_text", texts.__getitem__)
-    yield lambda text: texts.update(it=text)
+    return lambda text: texts.update(it=text)
 
 
-def load_it(keys: tuple[str, ...] = ("one", "two"), argv: tuple[str, ...] = ("count",)) -> scripts.Script:
+def load_it(
+    keys: tuple[str, ...] = ("one", "two"), argv: tuple[str, ...] = ("count",)
+) -> scripts.Script:
     """Load the text under test."""
     return load("it", keys=keys, argv=argv)
 
@@ -57,7 +59,9 @@ def test_a_script_that_keeps_its_contract(write: Write) -> None:
         (("one", "two"), ("count", "more")),
     ],
 )
-def test_other_names_than_the_header_has(write: Write, keys: tuple[str, ...], argv: tuple[str, ...]) -> None:
+def test_other_names_than_the_header_has(
+    write: Write, keys: tuple[str, ...], argv: tuple[str, ...]
+) -> None:
     write(GOOD)
     with pytest.raises(ScriptContractError, match=r"it\.lua declares (KEYS|ARGV)"):
         load_it(keys, argv)
@@ -82,7 +86,9 @@ def test_a_comment_is_no_use(write: Write) -> None:
     load_it()
 
 
-@pytest.mark.parametrize(("old", "new"), [("KEYS[1] one", "KEYS[0] one"), ("KEYS[2] two", "KEYS[3] two")])
+@pytest.mark.parametrize(
+    ("old", "new"), [("KEYS[1] one", "KEYS[0] one"), ("KEYS[2] two", "KEYS[3] two")]
+)
 def test_numbers_that_leave_a_gap(write: Write, old: str, new: str) -> None:
     write(GOOD.replace(f"-- {old}", f"-- {new}"))
     with pytest.raises(ScriptContractError, match="not numbered from 1"):
@@ -91,7 +97,11 @@ def test_numbers_that_leave_a_gap(write: Write, old: str, new: str) -> None:
 
 @pytest.mark.parametrize("index", ["2+", "..."])
 def test_an_open_list_may_use_any_index(write: Write, index: str) -> None:
-    write(GOOD.replace("KEYS[2] two", f"KEYS[{index}] two").replace("return", "call('DEL', KEYS[7])\nreturn"))
+    write(
+        GOOD.replace("KEYS[2] two", f"KEYS[{index}] two").replace(
+            "return", "call('DEL', KEYS[7])\nreturn"
+        )
+    )
     load_it()
 
 
@@ -109,7 +119,9 @@ def test_the_error_is_one_of_importing() -> None:
 
 def test_every_file_is_loaded() -> None:
     folder = scripts.files("celery_strategies.store").joinpath("lua")
-    names = {file.name.removesuffix(".lua") for file in folder.iterdir() if file.name.endswith(".lua")}
+    names = {
+        file.name.removesuffix(".lua") for file in folder.iterdir() if file.name.endswith(".lua")
+    }
     assert names == {script.name for script in scripts.ALL} | {"_lib"}
 
 

@@ -7,7 +7,20 @@ import redis
 
 from celery_strategies.store import store as calls
 
-from .tools import NOW, SECONDS, TTL, Caller, Worker, assert_ttls, held, keyspace, message, place, push, tag
+from .tools import (
+    NOW,
+    SECONDS,
+    TTL,
+    Caller,
+    Worker,
+    assert_ttls,
+    held,
+    keyspace,
+    message,
+    place,
+    push,
+    tag,
+)
 
 A, B = message("a"), message("b")
 SECOND = 1_000_000
@@ -33,7 +46,9 @@ def test_the_first_join_opens_a_session(redis_db: redis.Redis, caller: Caller) -
     assert_ttls(redis_db, {"strategies:holder:w": TTL})
 
 
-def test_the_next_tells_what_is_held_and_voids_the_one_before(redis_db: redis.Redis, worker: Worker) -> None:
+def test_the_next_tells_what_is_held_and_voids_the_one_before(
+    redis_db: redis.Redis, worker: Worker
+) -> None:
     before = keyspace(redis_db)
     assert worker.join() == {tag(1): place(1), tag(2): place(2)}
     before["strategies:holder:w"][b""] = b"2"
@@ -104,10 +119,15 @@ def test_leave_without_a_session(redis_db: redis.Redis, worker: Worker) -> None:
 # -- refresh ----------------------------------------------------------------------------------------------------
 
 
-def test_refresh_renews_the_records_time_and_the_holder(redis_db: redis.Redis, worker: Worker) -> None:
+def test_refresh_renews_the_records_time_and_the_holder(
+    redis_db: redis.Redis, worker: Worker
+) -> None:
     redis_db.pexpire("strategies:holder:w", 1000)
     packed = worker.store.refresh([tag(2)], TTL, NOW + 3 * SECOND)
-    after = {"strategies:sequence": b"2", **held(worker, {tag(1): (A, place(1)), tag(2): (B, place(2))})}
+    after = {
+        "strategies:sequence": b"2",
+        **held(worker, {tag(1): (A, place(1)), tag(2): (B, place(2))}),
+    }
     after["unacked_index"][tag(2).encode()] = SECONDS + 3
     for _ in range(2):
         assert worker.caller(packed) == 1
@@ -132,7 +152,9 @@ def test_refresh_of_as_many_tags_as_a_call_names(redis_db: redis.Redis, worker: 
     assert set(keyspace(redis_db)["unacked_index"].values()) == {SECONDS}
 
 
-def test_without_a_clock_of_ours_the_time_is_the_servers(redis_db: redis.Redis, worker: Worker) -> None:
+def test_without_a_clock_of_ours_the_time_is_the_servers(
+    redis_db: redis.Redis, worker: Worker
+) -> None:
     seconds, micros = redis_db.time()
     worker.caller(worker.store.refresh([tag(1)], TTL))
     assert redis_db.zscore("unacked_index", tag(1)) >= seconds + micros / 1e6
@@ -152,7 +174,9 @@ def test_expired_lists_the_oldest_first(redis_db: redis.Redis, worker: Worker) -
     assert keyspace(redis_db) == before
 
 
-def test_the_limit_itself_has_expired_and_nothing_after_it(redis_db: redis.Redis, worker: Worker) -> None:
+def test_the_limit_itself_has_expired_and_nothing_after_it(
+    redis_db: redis.Redis, worker: Worker
+) -> None:
     assert worker.caller(worker.store.expired(0, 10, NOW))[1:] == [tag(1).encode(), tag(2).encode()]
     assert worker.caller(worker.store.expired(0, 10, NOW - 1))[1:] == []
 

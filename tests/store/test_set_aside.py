@@ -5,7 +5,19 @@ from __future__ import annotations
 import pytest
 import redis
 
-from .tools import TTL, Caller, Worker, assert_ttls, held, keyspace, message, place, push, record, tag
+from .tools import (
+    TTL,
+    Caller,
+    Worker,
+    assert_ttls,
+    held,
+    keyspace,
+    message,
+    place,
+    push,
+    record,
+    tag,
+)
 
 A, B = message("a"), message("b")
 
@@ -45,7 +57,9 @@ def test_one_that_is_held_by_another_is_left_alone(redis_db: redis.Redis, worker
     assert keyspace(redis_db) == before
 
 
-def test_a_record_that_is_not_ours_stays_for_kombus_own_recovery(redis_db: redis.Redis, worker: Worker) -> None:
+def test_a_record_that_is_not_ours_stays_for_kombus_own_recovery(
+    redis_db: redis.Redis, worker: Worker
+) -> None:
     redis_db.hset("unacked", tag(1), record(A, "another"))
     assert worker.caller(worker.store.set_aside(tag(1), "q", "why")) == b""
     assert keyspace(redis_db) == {
@@ -57,7 +71,9 @@ def test_a_record_that_is_not_ours_stays_for_kombus_own_recovery(redis_db: redis
 
 
 @pytest.mark.parametrize("key", ["unacked", "unacked_index", "strategies:{q}:set_aside"])
-def test_a_key_of_a_wrong_type_stops_it_before_it_writes(redis_db: redis.Redis, worker: Worker, key: str) -> None:
+def test_a_key_of_a_wrong_type_stops_it_before_it_writes(
+    redis_db: redis.Redis, worker: Worker, key: str
+) -> None:
     redis_db.delete(key)
     redis_db.set(key, "text")
     before = keyspace(redis_db)

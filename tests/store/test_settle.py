@@ -47,7 +47,9 @@ def test_a_tag_that_never_was(redis_db: redis.Redis, worker: Worker) -> None:
     assert keyspace(redis_db) == before
 
 
-def test_what_another_worker_got_meanwhile_is_left_alone(redis_db: redis.Redis, worker: Worker) -> None:
+def test_what_another_worker_got_meanwhile_is_left_alone(
+    redis_db: redis.Redis, worker: Worker
+) -> None:
     worker.restore(redis_db, tag(1), started=True)
     other = Worker(worker.caller, "x", "q")
     other.join()

@@ -16,7 +16,9 @@ from .tools import split
 
 def test_arguments_are_counted_in_bytes() -> None:
     packed = calls.command(calls.pack("ü", b"\xff\r\n", 12, 0.5), calls.pack(""))
-    assert packed == b"*5\r\n$2\r\n\xc3\xbc\r\n$3\r\n\xff\r\n\r\n$2\r\n12\r\n$3\r\n0.5\r\n$0\r\n\r\n"
+    assert (
+        packed == b"*5\r\n$2\r\n\xc3\xbc\r\n$3\r\n\xff\r\n\r\n$2\r\n12\r\n$3\r\n0.5\r\n$0\r\n\r\n"
+    )
     assert split(packed) == ["ü".encode(), b"\xff\r\n", b"12", b"0.5", b""]
 
 
@@ -77,7 +79,14 @@ def test_a_plan_is_packed_once_and_called_often() -> None:
 @pytest.mark.parametrize("prefix", ["", "p:", "{x}"])
 def test_every_key_has_the_prefix_and_a_name_of_its_own(prefix: str) -> None:
     keys = Keys(prefix=prefix, sep="|", unacked_name="u", unacked_index_name="i")
-    names = [keys.unacked, keys.unacked_index, keys.sequence, keys.scratch, keys.holder("w"), keys.wake("w")]
+    names = [
+        keys.unacked,
+        keys.unacked_index,
+        keys.sequence,
+        keys.scratch,
+        keys.holder("w"),
+        keys.wake("w"),
+    ]
     for queue in ("q", "q2"):
         names += [*keys.inboxes(queue), keys.returned(queue), keys.set_aside(queue)]
         names += [keys.watchers(queue), keys.parked(queue)]

@@ -124,7 +124,9 @@ def test_64_returned_and_waiting_ones_of_many_sources_in_one_call(
     assert {delivery.deliveries for delivery in again.deliveries} == {0}
 
 
-def test_bodies_beyond_the_byte_limit_wait_for_the_next_call(redis_db: redis.Redis, worker: Worker) -> None:
+def test_bodies_beyond_the_byte_limit_wait_for_the_next_call(
+    redis_db: redis.Redis, worker: Worker
+) -> None:
     big = "x" * (calls.BYTE_LIMIT // 2)
     push(redis_db, "q", *(message(f"{n}", body=big) for n in range(4)))
     grant = worker.take(4)
@@ -169,7 +171,9 @@ def test_without_a_holder_it_is_refused(redis_db: redis.Redis, caller: Caller) -
     assert keyspace(redis_db) == {"q": [A]}
 
 
-def test_tags_are_unique_after_redis_has_lost_its_last_writes(redis_db: redis.Redis, worker: Worker) -> None:
+def test_tags_are_unique_after_redis_has_lost_its_last_writes(
+    redis_db: redis.Redis, worker: Worker
+) -> None:
     push(redis_db, "q", A, B)
     old = worker.take_one()
     # A fail-over to a replica that lags behind: the counter goes back, the message waits again.
@@ -290,7 +294,9 @@ def test_the_turn_moves_past_the_source_that_yielded(redis_db: redis.Redis, call
     assert worker.take(0, turn=2).turn == 2
 
 
-def test_no_message_and_no_turn_is_lost_to_a_take_for_no_slot(redis_db: redis.Redis, worker: Worker) -> None:
+def test_no_message_and_no_turn_is_lost_to_a_take_for_no_slot(
+    redis_db: redis.Redis, worker: Worker
+) -> None:
     push(redis_db, "q", A)
     held_tag = worker.take_one()
     push(redis_db, "q", B)

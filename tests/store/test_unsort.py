@@ -50,7 +50,9 @@ def test_any_part_of_it_keeps_the_order(redis_db: redis.Redis, worker: Worker) -
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_between_two_parts_the_order_taken_is_the_same(redis_db: redis.Redis, worker: Worker, count: int) -> None:
+def test_between_two_parts_the_order_taken_is_the_same(
+    redis_db: redis.Redis, worker: Worker, count: int
+) -> None:
     worker.caller(calls.unsort(worker.keys, "q", count))
     order = ["old-0", "old-1", "new-0", "old-2", "new-3", "old-3", "new-9"]
     assert jobs(worker.take(9)) == order
@@ -67,12 +69,16 @@ def test_the_command_moves_more_than_one_call_can(redis_db: redis.Redis, caller:
     worker.restore(redis_db, *tags)
     redis_db.script_flush()
     assert unsort_queue(redis_db, Keys(), "q") == total
-    assert [job_of(raw) for raw in reversed(redis_db.lrange("q", 0, -1))] == [f"{n}" for n in range(total)]
+    assert [job_of(raw) for raw in reversed(redis_db.lrange("q", 0, -1))] == [
+        f"{n}" for n in range(total)
+    ]
     assert not redis_db.exists("strategies:{q}:returned")
     assert unsort_queue(redis_db, Keys(), "q") == 0
 
 
-def test_a_list_of_a_wrong_type_stops_it_before_it_removes_anything(redis_db: redis.Redis, worker: Worker) -> None:
+def test_a_list_of_a_wrong_type_stops_it_before_it_removes_anything(
+    redis_db: redis.Redis, worker: Worker
+) -> None:
     redis_db.delete("q\x06\x169")
     redis_db.set("q\x06\x169", "text")
     before = keyspace(redis_db)

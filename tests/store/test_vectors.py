@@ -18,7 +18,9 @@ from .tools import Caller
 def test_the_scripts_take_in_the_expected_order(
     vector: Vector, prefix: str, redis_db: redis.Redis, caller: Caller
 ) -> None:
-    broker = RedisBroker(redis_db, caller, Strategy.parse(vector.strategy), keys=Keys(prefix=prefix))
+    broker = RedisBroker(
+        redis_db, caller, Strategy.parse(vector.strategy), keys=Keys(prefix=prefix)
+    )
     results = play(vector, broker)
     assert results
     assert [got for _, got in results] == [take.expected for take, _ in results]

@@ -81,7 +81,9 @@ def test_two_watch_and_the_rest_park(redis_db: redis.Redis, fleet: Fleet) -> Non
         },
     }
     holders = {f"strategies:holder:{name}": 60_000 for name in NAMES}
-    assert_ttls(redis_db, {"strategies:{q}:watchers": STALE, "strategies:{q}:parked": STALE, **holders})
+    assert_ttls(
+        redis_db, {"strategies:{q}:watchers": STALE, "strategies:{q}:parked": STALE, **holders}
+    )
 
 
 def test_watching_again_keeps_the_role_and_renews_it(redis_db: redis.Redis, fleet: Fleet) -> None:
@@ -92,7 +94,9 @@ def test_watching_again_keeps_the_role_and_renews_it(redis_db: redis.Redis, flee
     assert fleet.idle() == ({"a", "b"}, {"c", "d", "e"})
     assert redis_db.zscore("strategies:{q}:watchers", "strategies:wake:a") == MILLIS + 9
     assert redis_db.zscore("strategies:{q}:parked", "strategies:wake:d") == MILLIS + 9
-    assert {redis_db.pttl(f"strategies:{{q}}:{kind}") > 1000 for kind in ("watchers", "parked")} == {True}
+    assert {
+        redis_db.pttl(f"strategies:{{q}}:{kind}") > 1000 for kind in ("watchers", "parked")
+    } == {True}
 
 
 def test_a_parked_one_takes_a_free_place_at_its_next_look(fleet: Fleet) -> None:
@@ -123,7 +127,10 @@ def test_on_the_servers_clock(fleet: Fleet) -> None:
     fleet.client.delete("strategies:{q}:watchers", "strategies:{q}:parked")
     seconds, micros = fleet.client.time()
     fleet.caller(fleet.workers["a"].store.watch(["q"], watchers=1, stale=STALE))
-    assert fleet.client.zscore("strategies:{q}:watchers", "strategies:wake:a") >= seconds * 1000 + micros // 1000 - 1
+    assert (
+        fleet.client.zscore("strategies:{q}:watchers", "strategies:wake:a")
+        >= seconds * 1000 + micros // 1000 - 1
+    )
 
 
 # -- unwatch ----------------------------------------------------------------------------------------------------
@@ -173,7 +180,9 @@ def test_unwatch_of_nothing(redis_db: redis.Redis, caller: Caller) -> None:
 # -- take -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("backlog", "expected"), [(1, set()), (2, {"e"}), (3, {"e", "d"}), (9, {"e", "d"})])
+@pytest.mark.parametrize(
+    ("backlog", "expected"), [(1, set()), (2, {"e"}), (3, {"e", "d"}), (9, {"e", "d"})]
+)
 def test_a_take_wakes_as_many_as_there_is_work_left_for_at_most_two(
     fleet: Fleet, backlog: int, expected: set[str]
 ) -> None:
@@ -226,7 +235,9 @@ def test_a_parked_worker_that_took_does_not_wake_itself(fleet: Fleet) -> None:
 
 
 @pytest.mark.parametrize("idle", [True, False])
-def test_a_woken_and_full_worker_hands_on_for_every_source_with_backlog(two: Fleet, idle: bool) -> None:
+def test_a_woken_and_full_worker_hands_on_for_every_source_with_backlog(
+    two: Fleet, idle: bool
+) -> None:
     two.client.set("strategies:wake:c", "1")
     push(two.client, "q", message("1"))
     push(two.client, "r", message("2"))
