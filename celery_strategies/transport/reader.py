@@ -294,7 +294,7 @@ class Reader:
             self.settler.send_others(session)
             # What goes back may be ours to run again, and nobody tells us of our own writes.
             self._hungry = True
-        if self._asked or self.strays.surveying:
+        if self._asked or self.strays.surveying or self.settler.returning:
             return
         plan = self._plan or self._prepare(session)
         if plan.sources and (self._hungry or now >= self.idle.next_look):

@@ -118,6 +118,11 @@ class Settler:
         return len(self._others) + len(self._back)
 
     @property
+    def returning(self) -> bool:
+        """Whether messages are on their way back: a take now would pass them by."""
+        return any(back for _, _, back in self._unconfirmed.values())
+
+    @property
     def unconfirmed(self) -> int:
         """Number of calls whose reply has not come."""
         return len(self._unconfirmed)

@@ -259,6 +259,17 @@ class StrategyConsumer(MessageConsumer):
                 semaphore.clear()
             pools.drop_unwritten(self.pool)
 
+    def add_task_queue(self, queue: str, *args: Any, **options: Any) -> Any:
+        """Consume from one more queue, also one that was cancelled before.
+
+        Celery 5.6 consumes that again without selecting it: it would not be ours to read, and
+        forgotten with the connection.
+        """
+        queues = self.app.amqp.queues
+        if queue in queues:
+            queues.select_add(queues[queue])
+        return super().add_task_queue(queue, *args, **options)
+
     def cancel_active_requests(self) -> None:
         """Cancel what runs at a cold shutdown, where the pool can: threads and solo have to let it end."""
         try:
