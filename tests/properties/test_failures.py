@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import redis
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -385,6 +386,7 @@ def _run(machine: Callable[[], RuleBasedStateMachine]) -> None:
     )
 
 
+@pytest.mark.timeout(600)  # a failure is shrunk first
 def test_calls_that_are_lost_unheard_or_late(redis_db: redis.Redis, caller: Caller) -> None:
     _run(lambda: Broken(redis_db, caller))
 
@@ -429,5 +431,6 @@ class Halfway(Broken):
             assert member.joined
 
 
+@pytest.mark.timeout(600)  # a failure is shrunk first
 def test_scripts_that_stop_halfway(redis_db: redis.Redis, caller: Caller) -> None:
     _run(lambda: Halfway(redis_db, caller))

@@ -218,6 +218,7 @@ class ModelBesideRedis(RuleBasedStateMachine):
         assert self.client.hlen("unacked") == self.client.zcard("unacked_index") == held
 
 
+@pytest.mark.timeout(600)  # a failure is shrunk first
 @pytest.mark.parametrize("strategy", Strategy, ids=lambda strategy: strategy.label)
 def test_the_scripts_follow_the_model(
     strategy: Strategy, redis_db: redis.Redis, caller: Caller
