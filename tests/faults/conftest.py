@@ -54,16 +54,27 @@ class Starter(Protocol):
     """Start a worker on `broker` (or at `url`), recording on the shared server."""
 
     def __call__(
-        self, pool: str = "prefork", settings: dict[str, Any] | None = None, *, url: str = "", **options: Any
+        self,
+        pool: str = "prefork",
+        settings: dict[str, Any] | None = None,
+        *,
+        url: str = "",
+        **options: Any,
     ) -> Worker: ...
 
 
 @pytest.fixture
-def start(worker_factory: WorkerFactory, redis_server: RedisServer, request: pytest.FixtureRequest) -> Starter:
+def start(
+    worker_factory: WorkerFactory, redis_server: RedisServer, request: pytest.FixtureRequest
+) -> Starter:
     """Start workers of the fault project."""
 
     def start_one(
-        pool: str = "prefork", settings: dict[str, Any] | None = None, *, url: str = "", **options: Any
+        pool: str = "prefork",
+        settings: dict[str, Any] | None = None,
+        *,
+        url: str = "",
+        **options: Any,
     ) -> Worker:
         url = url or request.getfixturevalue("broker").url()
         chosen = {"app": "tests.faults.project", **pool_options(pool, settings), **options}

@@ -61,7 +61,9 @@ def shown(worker: Worker, client: redis.Redis) -> Iterator[None]:
         worker.signal(signal.SIGUSR1)
         moment(1)
         lying = {place: len(labels) for place, labels in places(client).items()}
-        clients = [{k: c[k] for k in ("name", "age", "idle", "flags", "cmd")} for c in client.client_list()]
+        clients = [
+            {k: c[k] for k in ("name", "age", "idle", "flags", "cmd")} for c in client.client_list()
+        ]
         idle = {
             key: client.zrange(key, 0, -1)
             for kind in ("watchers", "parked")
@@ -89,12 +91,14 @@ def run_term(server: RedisServer, cycles: int, pool: str, seed: int = 0) -> Acco
 
     Half the moments are after some jobs, half are drawn from the time a start takes, so that they hit the boot too.
     """
-    chance, begin = random.Random(seed), time.monotonic()  # noqa: S311
+    chance, begin = random.Random(seed), time.monotonic()
     account = Account(cycles)
     with server.client() as client, Producer(server.url()) as producer:
         boot = 2.0
         for _ in range(cycles):
-            with Worker(server.url(), concurrency=2, loglevel="WARNING", **pool_options(pool)) as worker:
+            with Worker(
+                server.url(), concurrency=2, loglevel="WARNING", **pool_options(pool)
+            ) as worker:
                 at = time.monotonic()
                 if chance.random() < 0.5:
                     _until_it_runs(worker, client, chance.randrange(1, 40))
@@ -112,7 +116,7 @@ def run_term(server: RedisServer, cycles: int, pool: str, seed: int = 0) -> Acco
 
 def run_kill(server: RedisServer, cycles: int, pool: str, seed: int = 0) -> Account:
     """End each worker and its children with SIGKILL; acks_late and a short visibility timeout bring jobs back."""
-    chance, begin = random.Random(seed), time.monotonic()  # noqa: S311
+    chance, begin = random.Random(seed), time.monotonic()
     account = Account(cycles)
     settings: dict[str, Any] = {
         "task_acks_late": True,
@@ -153,7 +157,9 @@ def _settle_account(account: Account, client: redis.Redis, published: list[str])
 
 def main() -> int:
     """Run one series and print its account."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("how", choices=("term", "kill"))
     parser.add_argument("--cycles", type=int, default=200)
     parser.add_argument("--pool", default="prefork")

@@ -80,7 +80,9 @@ def nothing_left(client: redis.Redis, keys: Keys | None = None) -> bool:
     if any(places(client, keys=keys, at_once=False).values()) or client.zcard(keys.unacked_index):
         return False
     # Only the session stands in a holder.
-    return all(client.hlen(key) <= 1 for key in client.scan_iter(f"{keys.prefix}strategies:holder:*"))
+    return all(
+        client.hlen(key) <= 1 for key in client.scan_iter(f"{keys.prefix}strategies:holder:*")
+    )
 
 
 def cpu_seconds(pid: int) -> float:

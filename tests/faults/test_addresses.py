@@ -101,7 +101,7 @@ def test_case_9_prefix_and_a_user_limited_to_it(
             second.stop(30)
             send(app, "record", "purged")
             assert app.control.purge() == 1
-        assert [key for key in client.keys() if not key.startswith(b"p:")] == []
+        assert [key for key in client.scan_iter() if not key.startswith(b"p:")] == []
         denied = [entry for entry in client.acl_log() if entry["username"] == "app"]
         assert denied == []
 

@@ -10,7 +10,9 @@ from tests.faults.cycles import run_kill, run_term
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
-def test_case_1_sigterm_at_any_moment_loses_nothing(redis_factory: RedisFactory, cycles: int) -> None:
+def test_case_1_sigterm_at_any_moment_loses_nothing(
+    redis_factory: RedisFactory, cycles: int
+) -> None:
     account = run_term(redis_factory(), cycles, "prefork")
     assert not account.missing, account
     assert not account.repeated, account

@@ -54,7 +54,18 @@ def _seed(publish_to: redis.Redis, labels: list[str]) -> None:
 # -- 24 ---------------------------------------------------------------------------------------------------------
 
 
-def test_case_24_a_late_settle_never_touches_the_next_holder(link: Link, redis_db: redis.Redis) -> None:
+def _settle_late(link: Link, client: redis.Redis, store: Store, tag: str, how: int) -> None:
+    if how == 0:
+        link.call(store.settle([tag]))
+    elif how == 1:
+        assert link.call(store.requeue(tag, QUEUE, 0)) == 0
+    else:
+        assert client.hget(KEYS.holder(store.worker), tag) is None
+
+
+def test_case_24_a_late_settle_never_touches_the_next_holder(
+    link: Link, redis_db: redis.Redis
+) -> None:
     """Three consumers take, settle, requeue and restore; each tag is settled again, late, by its first holder."""
     chance = random.Random(24)
     labels = [str(number) for number in range(40)]
@@ -77,15 +88,7 @@ def test_case_24_a_late_settle_never_touches_the_next_holder(link: Link, redis_d
                 assert match is not None
                 mine[delivery.tag] = match[1].decode()
         elif action == "late" and stale[at]:
-            tag = chance.choice(stale[at])
-            how = chance.randrange(3)
-            if how == 0:
-                link.call(store.settle([tag]))
-            elif how == 1:
-                assert link.call(store.requeue(tag, QUEUE, 0)) == 0
-            else:
-                place = redis_db.hget(KEYS.holder(store.worker), tag)
-                assert place is None
+            _settle_late(link, redis_db, store, chance.choice(stale[at]), chance.randrange(3))
         elif mine:
             tag = chance.choice(list(mine))
             label = mine.pop(tag)
@@ -134,6 +137,17 @@ def _dying(script: scripts.Script, after: int) -> bytes:
     return source.replace(head, counted).encode()
 
 
+def _call(name: str, store: Store, tags: list[str], items: list[tuple[str, bytes]]) -> bytes:
+    return {
+        "take": lambda: _plan(store.worker).call("1", 1, tags=tags[:1]),
+        "settle": lambda: store.settle(tags[:1]),
+        "restore": lambda: store.restore(items),
+        "requeue": lambda: store.requeue(tags[0], QUEUE, 0),
+        "set_aside": lambda: store.set_aside(tags[0], QUEUE, "as asked"),
+        "unsort": lambda: calls.unsort(KEYS, QUEUE),
+    }[name]()
+
+
 @pytest.mark.parametrize("name", ["take", "settle", "restore", "requeue", "set_aside", "unsort"])
 def test_case_25_a_script_that_dies_at_any_call_loses_nothing(
     link: Link, redis_db: redis.Redis, name: str
@@ -151,14 +165,7 @@ def test_case_25_a_script_that_dies_at_any_call_loses_nothing(
         items = [(tag, redis_db.hget(KEYS.holder("w-x"), tag)) for tag in tags]
         if name == "unsort":
             link.call(store.restore(items))
-        packed = {
-            "take": lambda: _plan("w-x").call("1", 1, tags=tags[:1]),
-            "settle": lambda: store.settle(tags[:1]),
-            "restore": lambda: store.restore(items),  # noqa: B023
-            "requeue": lambda: store.requeue(tags[0], QUEUE, 0),
-            "set_aside": lambda: store.set_aside(tags[0], QUEUE, "as asked"),
-            "unsort": lambda: calls.unsort(KEYS, QUEUE),
-        }[name]()
+        packed = _call(name, store, tags, items)
         sha = link.call(calls.command(calls.pack("SCRIPT", "LOAD", _dying(script, after))))
         try:
             link.call(packed.replace(script.sha.encode(), sha))
@@ -238,7 +245,10 @@ def _settles(exchange: Any) -> bool:
     request = exchange.request
     if SHA["settle"] in request:
         return True
-    return SHA["take"] in request and re.fullmatch(rb"\S+-[0-9a-f]{12}:[\d.]+", request[-1]) is not None
+    return (
+        SHA["take"] in request
+        and re.fullmatch(rb"\S+-[0-9a-f]{12}:[\d.]+", request[-1]) is not None
+    )
 
 
 @pytest.mark.slow
@@ -260,8 +270,10 @@ def test_case_25_the_worker_dies_at_a_call(
     order = proxy.discard_reply if lose == "reply" else proxy.discard_request
     if script == "take":
         lost = order(
-            lambda exchange: SHA["take"] in exchange.request
-            and (lose == "request" or b'"task"' in exchange.reply)
+            lambda exchange: (
+                SHA["take"] in exchange.request
+                and (lose == "request" or b'"task"' in exchange.reply)
+            )
         )
     else:
         lost = order(_settles)

@@ -40,7 +40,9 @@ ERRORS: dict[str, Callable[[], Exception]] = {
     "NOAUTH": lambda: redis.AuthenticationError("NOAUTH Authentication required."),
     "NOPERM": lambda: redis.exceptions.NoPermissionError("NOPERM this user has no permissions"),
     "NOSCRIPT": lambda: redis.exceptions.NoScriptError("NOSCRIPT No matching script."),
-    "READONLY": lambda: redis.ReadOnlyError("READONLY You can't write against a read only replica."),
+    "READONLY": lambda: redis.ReadOnlyError(
+        "READONLY You can't write against a read only replica."
+    ),
     "UNBLOCKED": lambda: redis.ResponseError("UNBLOCKED client unblocked via CLIENT UNBLOCK"),
     "BUSY": lambda: redis.ResponseError("BUSY Redis is busy running a script."),
     "lost before": lambda: redis.ConnectionError("lost before the server saw it"),
@@ -194,12 +196,12 @@ def _scenario(app: Celery, client: redis.Redis, saboteur: Saboteur) -> Loop:
 
 
 @pytest.fixture
-def saboteur(monkeypatch: pytest.MonkeyPatch) -> Iterator[Saboteur]:
+def saboteur(monkeypatch: pytest.MonkeyPatch) -> Saboteur:
     saboteur = Saboteur()
     monkeypatch.setattr(reader_module, "Link", saboteur.link())
     # The pauses are the same for every kind; their length is not what is tested here.
     monkeypatch.setattr(patience, "LONGEST_PAUSE", 0.02)
-    yield saboteur
+    return saboteur
 
 
 @pytest.fixture
@@ -210,7 +212,11 @@ def app(broker_url: str) -> Iterator[Celery]:
 
 @pytest.mark.parametrize("kind", ERRORS)
 def test_case_34_at_each_call_of_the_reader(
-    app: Celery, redis_db: redis.Redis, saboteur: Saboteur, kind: str, caplog: pytest.LogCaptureFixture
+    app: Celery,
+    redis_db: redis.Redis,
+    saboteur: Saboteur,
+    kind: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
     _scenario(app, redis_db, saboteur)
@@ -228,7 +234,11 @@ def test_case_34_at_each_call_of_the_reader(
 
 @pytest.mark.parametrize("kind", ["MISCONF", "OOM", "NOPERM", "BUSY"])
 def test_case_34_is_said_once_however_long_it_lasts(
-    app: Celery, redis_db: redis.Redis, saboteur: Saboteur, kind: str, caplog: pytest.LogCaptureFixture
+    app: Celery,
+    redis_db: redis.Redis,
+    saboteur: Saboteur,
+    kind: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
     loop = Loop(app)
@@ -236,11 +246,17 @@ def test_case_34_is_said_once_however_long_it_lasts(
     wait_until(lambda: loop.turn() or not loop.reader._hungry, description="it is idle")
     saboteur.kind, saboteur.at, saboteur.count, saboteur.calls = kind, 0, 10_000, 0
     app.send_task("test.record", ["one"], argsrepr="one")
-    wait_until(lambda: loop.turn() or saboteur.calls >= 20, description="it was refused 20 times", interval=0)
+    wait_until(
+        lambda: loop.turn() or saboteur.calls >= 20,
+        description="it was refused 20 times",
+        interval=0,
+    )
     said = [record for record in caplog.records if kind in record.getMessage()]
     assert len(said) == 1, caplog.text
     saboteur.at = None
-    wait_until(lambda: loop.turn() or nothing_left(redis_db), description="the job is done", interval=0)
+    wait_until(
+        lambda: loop.turn() or nothing_left(redis_db), description="the job is done", interval=0
+    )
     assert "accepts calls again" in caplog.text
     loop.reader.shutdown()
     loop.disconnect()
@@ -501,3 +517,19 @@ def test_case_34_a_full_redis_is_drained(
         client.config_set("maxmemory", "1")
         wait_until(lambda: sorted(ended(records), key=int) == labels, 15, "all run")
         wait_until(lambda: nothing_left(client), 10, "nothing is left")
+
+
+def test_case_34_a_busy_worker_renews_what_it_holds_after_script_flush(
+    broker: RedisServer, start: Starter, publish: Publisher, records: redis.Redis
+) -> None:
+    """It sends nothing else meanwhile that would have the scripts loaded again."""
+    settings = {"task_acks_late": True, "broker_transport_options": {"visibility_timeout": 2}}
+    start("threads", settings)
+    publish("sleep_for", 4, "long")
+    wait_until(lambda: started(records) == ["long"], description="the job runs")
+    with broker.client() as client:
+        client.script_flush()
+        ((tag, before),) = client.zrange("unacked_index", 0, -1, withscores=True)
+        wait_until(lambda: (client.zscore("unacked_index", tag) or 0) > before, 3, "renewed")
+        wait_until(lambda: nothing_left(client), 10, "it is acknowledged")
+    assert started(records) == ["long"]

@@ -24,7 +24,8 @@ def test_case_2_and_33_five_restarts_in_three_seconds(
         broker.restart(kill=bool(number % 2))
     publish("record", "after")
     wait_until(lambda: ended(records) == ["after"], 8, "the job runs")
-    assert worker.ping(5)
+    # A green pool's remote control has a connection of its own, which may be back a little later.
+    wait_until(lambda: worker.ping(1), 8, "inspect ping answers")
     assert worker.running
     publish("record", "once more")
     wait_until(lambda: ended(records) == ["after", "once more"], 5, "the next job runs")
@@ -36,7 +37,12 @@ def test_case_32_ping_at_once_after_a_restart(
     worker = start("threads")
     for number in range(3):
         broker.restart()
-        wait_until(lambda: worker.ping(1), 15, "inspect ping answers", swallow=(redis.RedisError, OperationalError))
+        wait_until(
+            lambda: worker.ping(1),
+            15,
+            "inspect ping answers",
+            swallow=(redis.RedisError, OperationalError),
+        )
         publish("record", f"{number}")
         wait_until(lambda number=number: ended(records)[-1:] == [f"{number}"], 10, "the job runs")
     assert worker.running
@@ -49,7 +55,7 @@ def test_case_30_idle_with_a_short_socket_timeout(
 ) -> None:
     worker = start(pool, {"broker_transport_options": {"socket_timeout": 1}})
     before = worker.log()
-    stays(lambda: worker.running, 12, "the worker lives")
+    stays(lambda: worker.running, 8, "the worker lives")
     assert worker.log()[len(before) :] == "", "nothing happened"
     publish("record", "after")
     wait_until(lambda: ended(records) == ["after"], 3, "the job runs")
@@ -75,19 +81,20 @@ def test_case_30_a_timeout_in_a_call_recovers(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
+@pytest.mark.parametrize("pool", ["prefork", "gevent"])
 def test_case_31_redis_closes_idle_connections(
     start: Starter, broker: RedisServer, publish: Publisher, records: redis.Redis, pool: str
 ) -> None:
     with broker.client() as client:
-        client.config_set("timeout", 2)
+        client.config_set("timeout", 5)
     worker = start(pool, {"task_acks_late": True})
-    publish("sleep_for", 14, "long")
+    publish("sleep_for", 11, "long")
     wait_until(lambda: started(records) == ["long"], description="the long job runs")
     begin, before = cpu_seconds(worker.pid), worker.log()
     moment(10)
     used = cpu_seconds(worker.pid) - begin
     assert used < 0.5, f"{used:.2f} s of processor time in 10 s\n{worker.log()[len(before) :]}"
+    assert "broker lost" not in worker.log(), "the connection is kept alive"
     wait_until(lambda: ended(records) == ["long"], 10, "the long job ends")
     publish("record", "next")
     wait_until(lambda: ended(records) == ["long", "next"], 5, "the next job runs")

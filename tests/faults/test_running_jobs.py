@@ -59,7 +59,9 @@ def test_case_35_cancelled_jobs_run_again(
     records: redis.Redis,
 ) -> None:
     proxy = proxy_factory(broker)
-    worker = start("prefork", {"task_acks_late": True, CANCEL: True}, url=proxy.url(), concurrency=2)
+    worker = start(
+        "prefork", {"task_acks_late": True, CANCEL: True}, url=proxy.url(), concurrency=2
+    )
     for label in ("a", "b"):
         publish("sleep_for", 5, label)
     wait_until(lambda: sorted(started(records)) == ["a", "b"], description="both run")
@@ -101,7 +103,11 @@ def test_a_job_that_ends_while_disconnected_is_acknowledged_afterwards(
 
 
 def test_orphans_of_a_living_worker_go_back(
-    start: Starter, broker: RedisServer, publish: Publisher, records: redis.Redis, proxy_factory: ProxyFactory
+    start: Starter,
+    broker: RedisServer,
+    publish: Publisher,
+    records: redis.Redis,
+    proxy_factory: ProxyFactory,
 ) -> None:
     """A holder entry whose message the worker never saw goes back when it next joins."""
     proxy = proxy_factory(broker)
