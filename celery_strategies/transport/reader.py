@@ -294,6 +294,8 @@ class Reader:
             self.settler.send_others(session)
             # What goes back may be ours to run again, and nobody tells us of our own writes.
             self._hungry = True
+        # Before the take, after which a turn ends: a worker that is never idle has upkeep too.
+        self.upkeep.run(session, now)
         if self._asked or self.strays.surveying or self.settler.returning:
             return
         plan = self._plan or self._prepare(session)
@@ -307,7 +309,6 @@ class Reader:
             self.idle.leave(session)
         if self.settler.acks and not self._wait_for_take(now):
             self.settler.send_acks(session)
-        self.upkeep.run(session, now)
 
     def _check(self, session: Session, now: float) -> None:
         link = session.link

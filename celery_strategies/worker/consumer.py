@@ -259,7 +259,7 @@ class StrategyConsumer(MessageConsumer):
                 semaphore.clear()
             pools.drop_unwritten(self.pool)
 
-    def add_task_queue(self, queue: str, *args: Any, **options: Any) -> Any:
+    def add_task_queue(self, queue: str, *args: Any, **options: Any) -> None:
         """Consume from one more queue, also one that was cancelled before.
 
         Celery 5.6 consumes that again without selecting it: it would not be ours to read, and
@@ -268,7 +268,8 @@ class StrategyConsumer(MessageConsumer):
         queues = self.app.amqp.queues
         if queue in queues:
             queues.select_add(queues[queue])
-        return super().add_task_queue(queue, *args, **options)
+        super().add_task_queue(queue, *args, **options)
+        self.announce()
 
     def cancel_active_requests(self) -> None:
         """Cancel what runs at a cold shutdown, where the pool can: threads and solo have to let it end."""
@@ -292,11 +293,6 @@ class StrategyConsumer(MessageConsumer):
         if text != self._announced:
             self._announced = text
             logger.info("Reading by %s", text.replace("\n", "; ", 1).replace("\n", "; "))
-
-    def add_task_queue(self, queue: Any, *args: Any, **kwargs: Any) -> None:
-        """Consume one more queue, at its place in the list."""
-        super().add_task_queue(queue, *args, **kwargs)
-        self.announce()
 
     def cancel_task_queue(self, queue: Any) -> None:
         """Stop consuming a queue; its place in the list is remembered."""

@@ -60,10 +60,12 @@ local function measure(s)
   total = 0
   if present > 0 then
     local length_of = {}
-    for i = 0, lists do
+    for j = 1, lists + 1 do
       if present == 0 then
         break
       end
+      -- The returned set last: it is the one that is hardly ever there.
+      local i = j % (lists + 1)
       local length = try(i == 0 and 'ZCARD' or 'LLEN', KEYS[k + i])
       if type(length) == 'table' then
         broke(s, length)
