@@ -63,7 +63,7 @@ def test_a_take_for_one_slot(fleet: Worker, redis_db: redis.Redis) -> None:
     fill(redis_db, fleet)
     counts = commands(redis_db, lambda: fleet.take(1))
     measured = 1 if fleet.strategy in {Strategy.PRIORITY, Strategy.ROUND_ROBIN} else SOURCES
-    assert sum(counts.values()) <= measured * (2 + LEVELS) + 20
+    assert sum(counts.values()) <= measured * (1 + LEVELS) + 20
     assert sum(counts.values()) <= 300
 
 
@@ -73,7 +73,7 @@ def test_a_take_for_64_slots_costs_few_more(fleet: Worker, redis_db: redis.Redis
     many = commands(redis_db, lambda: fleet.take(64))
     assert many["lindex"] == 64
     # A read for each message; a trim and a wake for each source at most.
-    assert sum(many.values()) <= one + 64 + (2 + LEVELS) * SOURCES + LEVELS * SOURCES + SOURCES + 20
+    assert sum(many.values()) <= one + 64 + (1 + LEVELS) * SOURCES + LEVELS * SOURCES + SOURCES + 20
 
 
 def test_a_woken_idle_worker_that_is_full(fleet: Worker, redis_db: redis.Redis) -> None:
