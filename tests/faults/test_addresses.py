@@ -111,7 +111,7 @@ def test_tracking_refused_by_acl_falls_back_to_polling(
     redis_factory: RedisFactory, start: Starter, records: redis.Redis, pool: str
 ) -> None:
     # 6.2 cannot take a subcommand away, only allow those that are left.
-    allowed = "-client +client|setname +client|setinfo +client|id"
+    allowed = "-client +client|setname +client|id"
     server = redis_factory(
         acl=["user default on nopass ~* &* +@all", f"user app on >secret ~* &* +@all {allowed}"]
     )
