@@ -1,8 +1,9 @@
 """Run the whole suite on every redis-server that this machine has.
 
 `python3 tests/run.py [--redis 6.2|7.0|all] [--fast] [pytest arguments]` makes its own environment.
-The output is pytest's, once for each server, with the slowest tests of each, and its last line is
-pytest's own: that of the first run that failed, else that of the last run.
+The servers are tested side by side. The output is pytest's, once for each server, with the slowest
+tests of each, and its last line is pytest's own: that of the first run that failed, else that of
+the last run. With CI set, what failed is run once more, alone, and named.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import os
 import re
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,42 +26,75 @@ import environment  # noqa: E402
 sys.path[0] = str(ROOT)
 
 _CLOSING = re.compile(r"\b\d+ (passed|failed|errors?|skipped|deselected)\b|\bno tests ran\b")
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _SLOWEST = ("--durations=20", "--durations-min=2")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Run:
-    """How one run of pytest ended."""
+    """One run of pytest on one server, and how it ended."""
 
-    code: int
-    closing: str
+    series: str
+    code: int = 0
+    closing: str = ""
     """pytest's closing line, empty if it died before that."""
-    closed: bool
+    closed: bool = False
     """Whether that was the last line it printed."""
 
+    def execute(self, arguments: list[str], write: Callable[[str], object]) -> None:
+        """Run pytest with *arguments*; what it prints goes to *write*, line by line."""
+        # What stands later on the command line wins.
+        command = [
+            *(sys.executable, "-m", "pytest", *_SLOWEST),
+            *("-o", f"cache_dir=.pytest_cache/{self.series}", *arguments),
+        ]
+        env = {**os.environ, "REDIS_VERSION": self.series}
+        self.closing, self.closed = "", False
+        with subprocess.Popen(
+            command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True, errors="replace",
+        ) as process:  # fmt: skip
+            assert process.stdout is not None
+            for line in process.stdout:
+                write(line)
+                self.closed = bool(_CLOSING.search(line) and re.search(r" in [\d.]+s", line))
+                if self.closed:
+                    self.closing = line.rstrip("\n")
+        # A pytest that a signal ended has a negative code.
+        self.code = abs(process.returncode)
 
-def run_suite(series: str, arguments: list[str]) -> Run:
-    """Run pytest on one server."""
-    # What stands later on the command line wins.
-    command = [sys.executable, "-m", "pytest", *_SLOWEST, *arguments]
-    if sys.stdout.isatty():
-        command.append("--color=yes")
-    env = {**os.environ, "REDIS_VERSION": series}
-    closing, closed = "", False
-    with subprocess.Popen(
-        command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, text=True, errors="replace",
-    ) as process:  # fmt: skip
-        assert process.stdout is not None
-        for line in process.stdout:
-            sys.stdout.write(line)
-            sys.stdout.flush()
-            plain = _COLOUR.sub("", line)
-            closed = bool(_CLOSING.search(plain) and re.search(r" in [\d.]+s", plain))
-            if closed:
-                closing = line.rstrip("\n")
-    return Run(process.returncode, closing, closed)
+    def again(self, arguments: list[str], write: Callable[[str], object]) -> None:
+        """Run what failed once more, with nothing beside it, and name it."""
+        write(f"\n=== Once more on {self.series}, alone: what failed above\n")
+        self.execute(["--last-failed", "--last-failed-no-failures=none", *arguments], write)
+        if self.code == 0:
+            write(f"=== FLAKY on {self.series}: failed above and passed alone\n")
+
+
+def _print(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def run_all(runs: list[Run], arguments: list[str], *, retry: bool) -> None:
+    """Run the suite on all servers at once: its tests wait for processes most of the time.
+
+    The last one's output is shown as it comes, the others' after it.
+    """
+    outputs: list[list[str]] = [[] for _ in runs[:-1]]
+    threads = [
+        threading.Thread(target=run.execute, args=(arguments, output.append))
+        for run, output in zip(runs, outputs, strict=False)
+    ]
+    for thread in threads:
+        thread.start()
+    runs[-1].execute(arguments, _print)
+    for thread, output, run in zip(threads, outputs, runs, strict=False):
+        thread.join()
+        _print(f"\n=== The suite on {run.series}\n{''.join(output)}")
+    for run in runs:
+        # 1: tests failed; anything else is not theirs to mend.
+        if retry and run.code == 1:
+            run.again(arguments, _print)
 
 
 def main() -> int:
@@ -83,10 +119,10 @@ def main() -> int:
             binaries = [servers.find(options.redis)]
     except servers.RedisNotFoundError as error:
         environment.fail(str(error))
-    runs = []
     for binary in binaries:
-        print(f"\n=== The suite on {binary}", flush=True)
-        runs.append(run_suite(binary.series, arguments))
+        print(f"=== The suite on {binary}", flush=True)
+    runs = [Run(binary.series) for binary in binaries]
+    run_all(runs, arguments, retry="CI" in os.environ)
     if len(runs) > 1:
         print()
         for binary, run in zip(binaries, runs, strict=True):
@@ -96,8 +132,7 @@ def main() -> int:
     decisive = next((run for run in runs if run.code), runs[-1])
     if len(runs) > 1 or not decisive.closed:
         print(decisive.closing, flush=True)
-    # A pytest that a signal ended has a negative code.
-    return abs(decisive.code)
+    return decisive.code
 
 
 if __name__ == "__main__":
