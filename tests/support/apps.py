@@ -170,7 +170,10 @@ class Recorder:
 def _decorator(app: Celery) -> Callable[..., Callable[[Any], Any]]:
     def task(**options: Any) -> Callable[[Any], Any]:
         def decorate(function: Any) -> Any:
-            return app.task(bind=True, name=PREFIX + function.__name__, **options)(function)
+            # Not shared, or every app made later in this process would get these tasks too.
+            return app.task(bind=True, shared=False, name=PREFIX + function.__name__, **options)(
+                function
+            )
 
         return decorate
 
