@@ -50,6 +50,8 @@ logger = logging.getLogger("celery_strategies.reader")
 
 #: Seconds without a reply after which the connection counts as dead.
 REPLY_TIMEOUT = 15.0
+#: Seconds after a take within which the first free slot waits for others.
+LINGER = 0.001
 #: Seconds that acks of short jobs wait at most for a take to ride on.
 ACK_DELAY = 0.005
 
@@ -111,6 +113,8 @@ class Reader:
         self._asked = False
         self._hungry = True
         self._took_at = 0.0
+        self._granted_last = 0
+        self._lingering = False
         self._acks_due = 0.0
         self._draining = False
         self._drain_lock = threading.RLock()
@@ -302,6 +306,8 @@ class Reader:
         if plan.sources and (self._hungry or now >= self.idle.next_look):
             self._hungry = True
             n = self.capacity()
+            if 0 < n < self._worth_while(now):
+                return
             if n > 0:
                 if not self.strays.due or not self.strays.survey(session, plan.sources):
                     self._take(session, plan, min(n, calls.TAKE_LIMIT), now)
@@ -317,6 +323,19 @@ class Reader:
         if link.waited(now) > REPLY_TIMEOUT:
             link.close()
             raise RedisTimeoutError(f"Redis did not answer for {REPLY_TIMEOUT:g} s")
+
+    def _worth_while(self, now: float) -> int:
+        """Return how many free slots make a take worth while.
+
+        Jobs that came together and are very short end together: half of them share one take, instead of one take
+        each, if the first of them waits for a moment. One long job among them does not hold the others up.
+        """
+        if self._granted_last < 3 or now - self._took_at > LINGER or self.call_later is None:
+            return 1
+        if not self._lingering:
+            self._lingering = True
+            self.call_later(LINGER)
+        return (self._granted_last + 1) // 2
 
     def _wait_for_take(self, now: float) -> bool:
         """Whether acks may wait for the next take: while jobs are short, and not for long."""
@@ -381,6 +400,8 @@ class Reader:
         self._report(plan, grant)
         deliveries = grant.deliveries
         full = len(deliveries) == n
+        self._granted_last = len(deliveries)
+        self._lingering = False
         if deliveries:
             self._last_yield = plan.sources[deliveries[-1].source].queue
             self._turn = grant.turn

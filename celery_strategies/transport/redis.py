@@ -314,18 +314,27 @@ class Poller(kombu_redis.MultiChannelPoller):
     def fds(self) -> dict[int, Any]:
         """Descriptors to poll; with a hub, those it does not poll yet, since Kombu adds all of these at every turn."""
         fds: dict[int, Any] = super().fds
-        if self.hub is None:
+        if self.hub is None or not fds:
             return fds
         readers = self.hub.readers
         return {fd: channel for fd, channel in fds.items() if fd not in readers}
 
     def on_poll_start(self) -> None:
         """Let Kombu's channels and the reader send what they have to send."""
-        super().on_poll_start()
+        if self.hub is None or self._has_work():
+            super().on_poll_start()
         if self.reader is not None:
             self.reader.on_tick()
             for fd in self._reader_fds():
                 self.poller.register(fd, self.eventflags)
+
+    def _has_work(self) -> bool:
+        """Whether Kombu has anything to do before a poll: cheap, since it is asked at every turn of a busy loop."""
+        for channel in self._channels:
+            fanout = channel.active_fanout_queues
+            if len(channel._active_queues) > len(fanout) or (fanout and not channel._in_listen):
+                return True
+        return bool(getattr(self, "_paused_brpop", None))
 
     def _reader_fds(self) -> list[int]:
         reader = self.reader

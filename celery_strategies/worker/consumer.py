@@ -106,12 +106,10 @@ class StrategyConsumer(MessageConsumer):
         # MISCONF, OOM, READONLY or missing permissions end some time; Celery would end the worker.
         self.connection_errors = (*self.connection_errors, ResponseError)  # type: ignore[has-type]
 
-    # -- slots ------------------------------------------------------------------------------------------------
+    #: The buckets of the tasks that have a rate limit now.
+    rate_limits: list[Any] = []  # noqa: RUF012  # replaced, never changed
 
-    @property
-    def rate_limited(self) -> bool:
-        """Whether any task has a rate limit now."""
-        return any(self.task_buckets.values())
+    # -- slots ------------------------------------------------------------------------------------------------
 
     def _capacity(self) -> int:
         if slots.leaving():
@@ -129,6 +127,7 @@ class StrategyConsumer(MessageConsumer):
                 waiting += bucket.contents
                 bucket.clear_pending()
         super().reset_rate_limits()
+        self.rate_limits = [bucket for bucket in self.task_buckets.values() if bucket]
         for request, tokens in waiting:
             bucket = self.task_buckets[request.task.name]
             if bucket:

@@ -32,18 +32,14 @@ def leaving() -> bool:
     )
 
 
-def limited(consumer: Any) -> int:
-    """Return the number of requests that wait for their task's rate limit."""
-    return sum(len(bucket.contents) for bucket in tuple(consumer.task_buckets.values()) if bucket)
-
-
 def free(consumer: Any, read_ahead: int = 0) -> int:
     """Return how many more messages the worker may take; may be negative.
 
     ``len()`` of Celery's weak sets is safe while pool threads change them, iterating is not.
     """
-    busy = len(state.reserved_requests) + (limited(consumer) if consumer.rate_limited else 0)
-    return total(consumer) + read_ahead - busy
+    # What waits for its task's rate limit is not reserved yet.
+    limited = sum(len(bucket.contents) for bucket in consumer.rate_limits)
+    return total(consumer) + read_ahead - len(state.reserved_requests) - limited
 
 
 def requests(consumer: Any) -> list[Any]:
