@@ -50,14 +50,13 @@ class Link:
         self._on_change = on_change
         self._handlers: deque[tuple[Handler, float]] = deque()
         self._lock = threading.RLock()
-        parser = self._parser = connection._parser
-        if hasattr(parser, "set_invalidation_push_handler"):
-            parser.set_invalidation_push_handler(self._pushed)
-        if hasattr(parser, "set_pubsub_push_handler"):
-            parser.set_pubsub_push_handler(lambda _: _PUSH)
+        self._parser = connection._parser
+        # Whatever the push is about, it must not be taken for a reply: redis-py's own handlers return what they like.
+        self._parser.handle_push_response = self._pushed
 
-    def _pushed(self, _message: Any) -> object:
-        self._on_change()
+    def _pushed(self, message: Any, **_: Any) -> object:
+        if message[0] in (b"invalidate", "invalidate"):
+            self._on_change()
         return _PUSH
 
     @property
@@ -69,6 +68,10 @@ class Link:
     def pending(self) -> int:
         """Number of replies still to come."""
         return len(self._handlers)
+
+    def readable(self) -> bool:
+        """Whether something has arrived that nobody has read."""
+        return bool(self.alive and self.connection.can_read(timeout=0))
 
     def waited(self, now: float) -> float:
         """Return the age of the oldest unanswered command, in seconds; 0 if all are answered."""

@@ -14,7 +14,7 @@ from functools import partial
 from time import monotonic
 from typing import Any
 
-from redis.exceptions import RedisError
+from redis.exceptions import NoScriptError, RedisError
 
 from celery_strategies.store import store as calls
 from celery_strategies.store.link import ignore
@@ -43,6 +43,7 @@ class Idle:
         polling_interval: float,
         look: Callable[[bool], None],
         refused: Callable[[RedisError], None],
+        accepted: Callable[[], None],
     ) -> None:
         self.worker = worker
         self.polling_interval = polling_interval
@@ -51,6 +52,7 @@ class Idle:
         self.next_look = 0.0
         self._look = look
         self._refused = refused
+        self._accepted = accepted
         self._futile = 0
 
     def reset(self) -> None:
@@ -92,6 +94,7 @@ class Idle:
         if isinstance(reply, RedisError):
             self._refused(reply)
             return
+        self._accepted()
         self._futile = self._futile + 1 if reply else 0
         if 0 < self._futile <= FUTILE:
             # Something lies there that the take did not see: new, or in a list nobody expected.
@@ -105,4 +108,10 @@ class Idle:
         """Hand the watch on: something came, and this worker has no slot for it."""
         queues, self.registered = self.registered, ()
         if queues:
+            session.link.send(session.store.unwatch(queues), partial(self._left, session, queues))
+
+    def _left(self, session: Session, queues: Sequence[str], reply: Any) -> None:
+        if isinstance(reply, NoScriptError):
+            # The scripts are loaded again, and this one goes behind them.
+            self._refused(reply)
             session.link.send(session.store.unwatch(queues), ignore)

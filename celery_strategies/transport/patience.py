@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import random
+from collections.abc import Callable
 from time import monotonic
 
 from redis.exceptions import RedisError
@@ -20,36 +21,47 @@ MEMORY = 1000
 
 
 class Patience:
-    """Grow a pause with every refusal; complain about each thing once."""
+    """Grow a pause with every refusal of one kind of call; complain about each thing once.
 
-    def __init__(self) -> None:
-        self._pause = 0.0
-        self._until = 0.0
+    A kind that is refused must not be forgiven because another is accepted, nor stop the others. *notify* gets each
+    new pause, in seconds.
+    """
+
+    def __init__(self, notify: Callable[[float], None] = lambda _pause: None) -> None:
+        self._notify = notify
+        #: Kind of call to its pause and when that ends, both in (monotonic) seconds.
+        self._pauses: dict[str, tuple[float, float]] = {}
         self._complaints: set[str] = set()
 
     def refused(self, what: str, error: RedisError) -> None:
-        """Note that Redis refused *what*; the next attempt waits."""
-        self._pause = min(LONGEST_PAUSE, max(FIRST_PAUSE, 2 * self._pause))
-        self._until = monotonic() + self._pause * random.uniform(0.8, 1.2)
+        """Note that Redis refused *what*; the next attempt at that waits."""
+        before, _ = self._pauses.get(what, (0.0, 0.0))
+        pause = min(LONGEST_PAUSE, max(FIRST_PAUSE, 2 * before))
+        wait = pause * random.uniform(0.8, 1.2)
+        self._pauses[what] = (pause, monotonic() + wait)
+        self._notify(wait)
         kind = str(error).partition(" ")[0]
         self.complain(
             f"refused {kind}", "Redis refused %s (%s): trying again, nothing is lost", what, error
         )
 
-    def accepted(self) -> None:
-        """Note that Redis executed a call."""
-        if self._pause:
-            self.reset()
+    def accepted(self, what: str) -> None:
+        """Note that Redis executed *what*."""
+        if what in self._pauses:
+            del self._pauses[what]
             logger.info("Redis accepts calls again")
             self._complaints = {key for key in self._complaints if not key.startswith("refused ")}
 
     def reset(self) -> None:
-        """Forget the pause: a new connection deserves an attempt at once."""
-        self._pause = self._until = 0.0
+        """Forget the pauses: a new connection deserves an attempt at once."""
+        self._pauses.clear()
 
-    def remaining(self, now: float) -> float:
-        """Return how long, in seconds, to wait before the next attempt; 0 or less: not at all."""
-        return self._until - now
+    def remaining(self, now: float, *whats: str) -> float:
+        """Return how long, in seconds, to wait before an attempt at *whats*; 0: not at all."""
+        if not self._pauses:
+            return 0.0
+        ends = [until for what, (_, until) in self._pauses.items() if what in whats]
+        return max(0.0, max(ends) - now) if ends else 0.0
 
     def complain(self, key: str, message: str, *args: object) -> None:
         """Log a warning, once for each *key*."""

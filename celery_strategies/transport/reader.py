@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 from uuid import uuid4
 
@@ -35,6 +35,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from celery_strategies.core.sources import SourceList
 from celery_strategies.core.strategies import Strategy, turn_from
+from celery_strategies.errors import ImproperlyConfigured
 from celery_strategies.store import store as calls
 from celery_strategies.store.link import Link, ignore
 from celery_strategies.store.store import Delivery, Grant, SourceKeys, Store, TakePlan
@@ -50,6 +51,8 @@ logger = logging.getLogger("celery_strategies.reader")
 
 #: Seconds without a reply after which the connection counts as dead.
 REPLY_TIMEOUT = 15.0
+#: Seconds that a shutdown goes on trying to reach Redis with the last settles.
+LAST_WORDS = 5.0
 #: Seconds after a take within which the first free slot waits for others.
 LINGER = 0.001
 #: Seconds that acks of short jobs wait at most for a take to ride on.
@@ -97,10 +100,20 @@ class Reader:
         #: Set by a hub: its thread, in which no wake is needed since a turn follows anyway, and its timer.
         self.loop_thread: int | None = None
         self.call_later: Callable[[float], Any] | None = None
-        self.patience = Patience()
+        self.patience = Patience(self._pause)
         self.settler = Settler(self.worker, self.patience, self._settle_pending)
-        self.idle = Idle(self.worker, polling_interval, self._look, partial(self._refused, "watch"))
-        self.strays = Strays(self._stray_found, partial(self._refused, "survey"))
+        self.idle = Idle(
+            self.worker,
+            polling_interval,
+            self._look,
+            partial(self._refused, "watch"),
+            partial(self.patience.accepted, "watch"),
+        )
+        self.strays = Strays(
+            self._stray_found,
+            partial(self._refused, "survey"),
+            partial(self.patience.accepted, "survey"),
+        )
         self.upkeep = Upkeep(self.settler, self.patience, self._restore_foreign, self._look)
         self._session: Session | None = None
         self._sessions = 0
@@ -137,7 +150,7 @@ class Reader:
         Raises:
             Exception: the transport's connection errors; nothing is attached then.
         """
-        self.detach()
+        self.detach(final=True)
         self._pool = channel.reader_pool()
         self.channel = channel
         for queue in tuple(self._bindings):
@@ -152,21 +165,24 @@ class Reader:
         channel.attach_reader(self)
 
     def _connect(self) -> Session:
+        self._drop_session()
         keys = self.channel.strategy_keys()
         self._sessions += 1
-        session = Session(
-            Link(self._pool.get_connection(), partial(self._look, False)),
-            Store(keys, self.worker),
-            keys,
-            str(self._sessions),
-            float(self.channel.visibility_timeout),
-        )
+        connection = self._pool.get_connection()
         try:
+            session = Session(
+                Link(connection, partial(self._look, False)),
+                Store(keys, self.worker),
+                keys,
+                str(self._sessions),
+                float(self.channel.visibility_timeout),
+            )
             entries = session.open(self.patience)
             self.settler.resume()
             self._return_unknown(session, entries)
         except BaseException:
-            session.link.close()
+            connection.disconnect()
+            self._pool.release(connection)
             raise
         self._asked = False
         self.patience.reset()
@@ -209,14 +225,23 @@ class Reader:
             packed = calls.command(calls.pack("HGETALL", session.keys.holder(self.worker)))
             session.link.send(packed, compare)
 
-    def detach(self) -> None:
-        """Drop the connection; what is held stays held, settles wait for the next session."""
+    def _drop_session(self) -> None:
         session, self._session = self._session, None
         if session is not None:
             session.link.close()
-        pool, self._pool = self._pool, None
-        if pool is not None:
-            pool.disconnect()
+            if self._pool is not None:
+                self._pool.release(session.link.connection)
+
+    def detach(self, *, final: bool = False) -> None:
+        """Drop the connection; what is held stays held, settles wait for the next session.
+
+        Unless *final*, the way to the broker is kept: a shutdown that begins before the next session needs it.
+        """
+        self._drop_session()
+        if self._pool is not None:
+            self._pool.disconnect()
+            if final:
+                self._pool = None
 
     # -- sources --------------------------------------------------------------------------------
 
@@ -243,6 +268,10 @@ class Reader:
         if binding is not None and binding.channel is channel:
             del self._bindings[queue]
             self.sources.unbind(queue)
+            session = self._session
+            if session is not None and session.link.alive and not self._draining:
+                # Nobody is to wait for this worker to look at the queue.
+                self.idle.leave(session)
             self._sources_changed()
 
     def bound(self, queue: str) -> bool:
@@ -277,7 +306,7 @@ class Reader:
 
     def on_readable(self) -> None:
         """Handle what Redis sent, then go on as after a turn."""
-        if self._session is not None:
+        if self._session is not None and not self._draining:
             self._session.link.pump()
             self.on_tick()
 
@@ -292,9 +321,8 @@ class Reader:
             return
         now = monotonic()
         self._check(session, now)
-        if self.patience.remaining(now) > 0:
-            return
-        if self.settler.others:
+        resting = partial(self.patience.remaining, now)
+        if self.settler.others and not resting("settle", "give back"):
             self.settler.send_others(session)
             # What goes back may be ours to run again, and nobody tells us of our own writes.
             self._hungry = True
@@ -303,24 +331,26 @@ class Reader:
         if self._asked or self.strays.surveying or self.settler.returning:
             return
         plan = self._plan or self._prepare(session)
-        if plan.sources and (self._hungry or now >= self.idle.next_look):
+        if plan.sources and (self._hungry or now >= self.idle.next_look) and not resting("take"):
             self._hungry = True
             n = self.capacity()
             if 0 < n < self._worth_while(now):
                 return
             if n > 0:
-                if not self.strays.due or not self.strays.survey(session, plan.sources):
+                due = self.strays.due and not resting("survey")
+                if not (due and self.strays.survey(session, plan.sources)):
                     self._take(session, plan, min(n, calls.TAKE_LIMIT), now)
                 return
             self.idle.leave(session)
-        if self.settler.acks and not self._wait_for_take(now):
+        if self.settler.acks and not resting("settle") and not self._wait_for_take(now):
             self.settler.send_acks(session)
 
     def _check(self, session: Session, now: float) -> None:
         link = session.link
         if not link.alive:
             raise RedisConnectionError("Connection to Redis is closed")
-        if link.waited(now) > REPLY_TIMEOUT:
+        # What is readable has come: then this loop was late, after a long solo job say, not Redis.
+        if link.waited(now) > REPLY_TIMEOUT and not link.readable():
             link.close()
             raise RedisTimeoutError(f"Redis did not answer for {REPLY_TIMEOUT:g} s")
 
@@ -350,12 +380,25 @@ class Reader:
         self._acks_due = 0.0
         return False
 
+    @property
+    def pulse(self) -> float:
+        """For how long, in seconds, the loop may sleep at most."""
+        session = self._session
+        if session is None:
+            return 1.0
+        if not session.tracking:
+            return self.polling_interval
+        # Renewal is due five times within the visibility timeout.
+        return min(1.0, max(0.2, session.visibility_timeout / 5))
+
     def timeout(self) -> float:
-        """Return for how long, in seconds, the loop may sleep at most."""
-        pause = self.patience.remaining(monotonic())
-        if pause > 0:
-            return pause
-        return 1.0 if self.tracking or self._session is None else self.polling_interval
+        """Return for how long, in seconds, to sleep now."""
+        pause = self.patience.remaining(monotonic(), "take", "settle", "give back")
+        return min(self.pulse, pause) if pause else self.pulse
+
+    def _pause(self, pause: float) -> None:
+        if self.call_later is not None:
+            self.call_later(pause)
 
     def wake(self) -> None:
         """Have the loop turn once more: a slot or a settle is waiting. Any thread."""
@@ -395,8 +438,10 @@ class Reader:
             return
         grant = Grant.parse(reply)
         if not grant.valid:
-            raise RedisConnectionError("Another session of this worker has begun")
-        self.settler.confirm(batch, grant.lost)
+            raise RedisConnectionError(
+                "Redis does not know this session: another has begun, or Redis lost its data"
+            )
+        self.settler.confirm(batch, "take", grant.lost)
         self._report(plan, grant)
         deliveries = grant.deliveries
         full = len(deliveries) == n
@@ -408,6 +453,9 @@ class Reader:
             self.idle.yielded(full=full)
         if full or grant.more or plan is not self._plan:
             self._hungry = True
+        elif pause := self.patience.remaining(monotonic(), "watch"):
+            # It cannot wait to be told: it looks again.
+            self.idle.next_look = monotonic() + pause
         else:
             self.idle.wait(session, self._order)
         self._deliver(plan, deliveries)
@@ -486,8 +534,8 @@ class Reader:
             logger.warning("Settles did not reach Redis, they are sent again later: %s", exc)
             session.link.close()
 
-    def _restore_foreign(self, tags: Iterable[str]) -> int:
-        return int(self.channel.restore_foreign(tags))
+    def _restore_foreign(self, tags: Iterable[str], limit: float) -> int:
+        return int(self.channel.restore_foreign(tags, limit))
 
     # -- shutdown -------------------------------------------------------------------------------
 
@@ -516,44 +564,58 @@ class Reader:
             self._settle_now()
 
     def _settle_now(self) -> None:
+        """Send what is pending, connecting anew if need be; what does not go through stays pending."""
         with self._drain_lock:
             for last in (False, True):
-                if not (self.settler.acks or self.settler.others or self.settler.unconfirmed):
+                if not self._pending_settles or self._pool is None:
                     return
                 try:
                     session = self._session
                     if session is None or not session.link.alive:
-                        if self._pool is None:
-                            return
                         session = self._connect()
                     self.settler.send_others(session)
                     self.settler.send_acks(session)
                     while session.link.pending:
                         session.link.read_one()
-                except (RedisError, OSError) as exc:
+                except (RedisError, OSError, ImproperlyConfigured) as exc:
                     if last:
-                        logger.error(  # noqa: TRY400
-                            "%d settles did not reach Redis: %s",
-                            self.settler.acks + self.settler.others + self.settler.unconfirmed,
-                            exc,
+                        self.patience.complain(
+                            "drain", "Settles do not reach Redis at shutdown, trying again: %s", exc
                         )
+
+    @property
+    def _pending_settles(self) -> int:
+        return self.settler.acks + self.settler.others + self.settler.unconfirmed
 
     def shutdown(self, started: Callable[[str], bool] = lambda _tag: True) -> None:
         """Give back whatever is still held, and leave. *started* tells whether a tag's job had begun."""
         self.drain()
         tags = list(self.held)
         if tags:
-            logger.warning("%d messages that were not finished go back to their queues", len(tags))
             begun = {tag: started(tag) for tag in tags}
             for flag in (False, True):
                 self.settler.give_back([tag for tag in tags if begun[tag] is flag], started=flag)
         with self._drain_lock:
+            deadline = monotonic() + LAST_WORDS
+            self._settle_now()
+            while self._pending_settles and self._pool is not None and monotonic() < deadline:
+                sleep(0.2)
+                self._settle_now()
+            left = self._pending_settles
+            if left:
+                logger.error(
+                    "%d settles did not reach Redis: their messages will be delivered again", left
+                )
+            elif tags:
+                logger.warning(
+                    "%d messages that were not finished went back to their queues", len(tags)
+                )
             session = self._session
             if session is not None and session.link.alive:
                 # Nothing depends on it: the holder has a TTL.
                 with suppress(RedisError, OSError):
                     session.link.call(session.store.leave())
-            self.detach()
+            self.detach(final=True)
         self.waker.close()
 
     # -- looking --------------------------------------------------------------------------------

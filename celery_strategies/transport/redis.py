@@ -7,6 +7,7 @@ workers can see. A channel without sources is Kombu's: reply queues, fanout, ``b
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -23,6 +24,13 @@ from celery_strategies.errors import ImproperlyConfigured
 from celery_strategies.settings import Settings
 from celery_strategies.store.keys import Keys
 from celery_strategies.transport.reader import Reader
+
+try:
+    from redis.maint_notifications import MaintNotificationsConfig
+except ImportError:  # redis-py before 7
+    MaintNotificationsConfig = None  # type: ignore[assignment]
+
+logger = logging.getLogger("celery_strategies")
 
 #: Transport option that carries ``strategies_priority_levels`` to channels.
 LEVELS_OPTION = "strategies_levels"
@@ -114,6 +122,9 @@ class ChannelMixin:
                 health_check_interval=0,
                 socket_timeout=params.get("socket_timeout") or READ_TIMEOUT,
             )
+            if MaintNotificationsConfig is not None:
+                # They would move the connection under the reader, outside of any session.
+                params["maint_notifications_config"] = MaintNotificationsConfig(enabled=False)
             # A pool of its own, so that publishing never waits for it.
             params["max_connections"] = 4
         return params
@@ -125,15 +136,17 @@ class ChannelMixin:
         self.QoS = StrategyQoS
         self._qos = None
 
-    def restore_foreign(self: Any, tags: Iterable[str]) -> int:
-        """Restore unacked messages of stock workers by Kombu's own rules; returns how many."""
+    def restore_foreign(self: Any, tags: Iterable[str], limit: float) -> int:
+        """Restore unacked messages of stock workers by Kombu's own rules; returns how many.
+
+        A tag that was refreshed or delivered again after *limit* (seconds) is left alone: Kombu uses it again.
+        """
         count = 0
         with self.conn_or_acquire() as client:
             try:
                 with kombu_redis.Mutex(client, self.unacked_mutex_key, self.unacked_mutex_expire):
                     for tag in tags:
-                        self.qos.restore_by_tag(tag, client)
-                        count += 1
+                        count += self._restore_one(client, tag, limit)
             except kombu_redis.MutexHeld:
                 pass
         return count
@@ -151,6 +164,21 @@ class ChannelMixin:
         client.psubscribe = partial(_by_name, client.subscribe, client.psubscribe)
         client.punsubscribe = partial(_by_name, client.unsubscribe, client.punsubscribe)
         return client
+
+    def _restore_one(self: Any, client: Any, tag: str, limit: float) -> int:
+        index = self.strategy_keys().unacked_index
+        score = redis.Redis(connection_pool=self.pool).zscore(index, tag)
+        if score is None or score > limit:
+            return 0
+        try:
+            self.qos.restore_by_tag(tag, client)
+        except (ValueError, TypeError) as exc:
+            # No record of Kombu's. It stays in `unacked`, but out of the index: there it would stop every
+            # worker's recovery, stock ones' too, at this very record.
+            logger.error("The unacked record %s cannot be restored: %r", tag, exc)  # noqa: TRY400
+            client.zrem(self.unacked_index_key, tag)
+            return 0
+        return 1
 
     # -- consuming ----------------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from redis.exceptions import NoScriptError, ReadOnlyError, RedisError
 
 from celery_strategies.store import store as calls
 from celery_strategies.store.link import ignore
-from celery_strategies.store.store import Store
+from celery_strategies.store.store import Place, Store
 from celery_strategies.transport.patience import Patience
 from celery_strategies.transport.session import Session
 
@@ -72,38 +72,44 @@ class Settler:
 
     def settle(self, tag: str) -> None:
         """Acknowledge *tag*, or reject it for good."""
-        if self._release(tag, "Settling") is not None:
+        if self._holds(tag, "Settling") is not None:
             self._acks.append(tag)
-            self._notify()
+            self._release(tag)
 
     def requeue(self, tag: str) -> None:
         """Put *tag*'s message at the tail of its level."""
-        held = self._release(tag, "Requeueing")
+        held = self._holds(tag, "Requeueing")
         if held is not None:
             self._others.append((tag, lambda store: store.requeue(tag, held.queue, held.list)))
-            self._notify()
+            self._release(tag)
 
     def set_aside(self, tag: str, reason: str) -> None:
         """Move *tag*'s message to where an operator can look at it."""
-        held = self._release(tag, "Setting aside")
+        held = self._holds(tag, "Setting aside")
         if held is not None:
             self._others.append((tag, lambda store: store.set_aside(tag, held.queue, reason)))
-            self._notify()
+            self._release(tag)
 
     def give_back(self, tags: Iterable[str], *, started: bool = False) -> None:
         """Put messages back where they were, in their order; *started* counts the delivery."""
         for tag in tags:
-            if self.held.pop(tag, None) is not None:
+            if tag in self.held:
                 self._back.append((tag, started))
+                self.held.pop(tag, None)
         self._notify()
 
-    def _release(self, tag: str, verb: str) -> Held | None:
-        held = self.held.pop(tag, None)
+    def _holds(self, tag: str, verb: str) -> Held | None:
+        held = self.held.get(tag)
         if held is None:
             self._patience.complain(
                 f"{verb} {tag}", "%s of a message that is not held any more: %s", verb, tag
             )
         return held
+
+    def _release(self, tag: str) -> None:
+        # After the tag has its new place: a reconnect that looks in between must see it somewhere.
+        self.held.pop(tag, None)
+        self._notify()
 
     # -- the loop -------------------------------------------------------------------------------
 
@@ -129,7 +135,9 @@ class Settler:
 
     def tags(self) -> set[str]:
         """Return every tag that Redis may still list as this worker's, and rightly."""
-        settling = {*self.held, *self._acks}
+        # Held first: a tag that another thread moves meanwhile is seen where it goes.
+        settling = {*self.held}
+        settling.update(self._acks)
         settling.update(tag for tag, _ in (*self._others, *self._back))
         for acks, others, back in self._unconfirmed.values():
             settling.update(acks, (tag for tag, _ in (*others, *back)))
@@ -155,10 +163,10 @@ class Settler:
             self._unconfirmed[self._batch] = (acks, others or [], back or [])
         return self._batch
 
-    def confirm(self, batch: int, lost: Iterable[bytes | str] = ()) -> None:
-        """Note that Redis executed *batch*; *lost* are tags that it found in other hands."""
+    def confirm(self, batch: int, what: str, lost: Iterable[bytes | str] = ()) -> None:
+        """Note that Redis executed *batch*, a call of kind *what*; *lost* are tags it found in other hands."""
         acks, others, back = self._unconfirmed.pop(batch, ([], [], []))
-        self._patience.accepted()
+        self._patience.accepted(what)
         for tag in lost:
             name = tag if isinstance(tag, str) else tag.decode()
             if name not in self._resent:
@@ -223,20 +231,42 @@ class Settler:
         if isinstance(reply, RedisError):
             self.refuse(session, "give back", reply, batch)
             return
-        items = [
-            (tag, place) for (tag, _), place in zip(back, reply, strict=True) if place is not None
-        ]
-        if items:
-            packed = session.store.restore(items, started=back[0][1])
-            session.link.send(packed, partial(self._settled, session, batch))
+        self._unconfirmed.pop(batch, None)
+        groups: dict[str, list[tuple[Back, bytes]]] = {}
+        for item, place in zip(back, reply, strict=True):
+            queue = self._queue_of(place)
+            if queue is not None:
+                groups.setdefault(queue, []).append((item, place))
+        # One call for each queue: a key of one that cannot be written must not hold up the others.
+        for group in groups.values():
+            started = group[0][0][1]
+            packed = session.store.restore(
+                [(tag, place) for (tag, _), place in group], started=started
+            )
+            part = self.expect([], None, [item for item, _ in group])
+            session.link.send(packed, partial(self._returned, session, part))
+
+    def _queue_of(self, place: bytes | None) -> str | None:
+        if place is None:
+            # Redis does not list it as ours any more: nothing to give back.
+            return None
+        try:
+            return Place.parse(place).queue
+        except ValueError:
+            self._patience.complain("place", "A holder entry cannot be read: %r", place)
+            return None
+
+    def _returned(self, session: Session, batch: int, reply: Any) -> None:
+        if isinstance(reply, RedisError):
+            self.refuse(session, "give back", reply, batch)
         else:
-            self.confirm(batch)
+            self.confirm(batch, "give back")
 
     def _settled(self, session: Session, batch: int, reply: Any) -> None:
         if isinstance(reply, RedisError):
             self.refuse(session, "settle", reply, batch)
         else:
-            self.confirm(batch, reply if isinstance(reply, list) else ())
+            self.confirm(batch, "settle", reply if isinstance(reply, list) else ())
 
     # -- upkeep ---------------------------------------------------------------------------------
 

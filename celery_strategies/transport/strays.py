@@ -29,10 +29,16 @@ INTERVAL = 5.0
 class Strays:
     """Find lists with messages. *found* is called when a list was added; *refused* with an error reply."""
 
-    def __init__(self, found: Callable[[], None], refused: Callable[[RedisError], None]) -> None:
+    def __init__(
+        self,
+        found: Callable[[], None],
+        refused: Callable[[RedisError], None],
+        accepted: Callable[[], None],
+    ) -> None:
         self.surveying = False
         self._found = found
         self._refused = refused
+        self._accepted = accepted
         self._lists: dict[str, set[int]] = {}
         self._steps: tuple[int, ...] = (0,)
         self._next = 0.0
@@ -82,7 +88,9 @@ class Strays:
             self.surveying = False
             self.due = True
             self._refused(reply)
-        elif not reply:
+            return
+        self._accepted()
+        if not reply:
             self.surveying = False
         else:
             packed = b"".join(calls.command(calls.pack("EXISTS", name)) for name in names)

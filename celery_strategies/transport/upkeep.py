@@ -9,12 +9,14 @@ import logging
 import random
 from collections.abc import Callable
 from functools import partial
+from time import monotonic
 from typing import Any
 
 from redis.exceptions import RedisError
 
 from celery_strategies.store import store as calls
 from celery_strategies.store.link import ignore
+from celery_strategies.store.store import Place
 from celery_strategies.transport.patience import Patience
 from celery_strategies.transport.session import Session
 from celery_strategies.transport.settler import Settler
@@ -39,7 +41,7 @@ class Upkeep:
         self,
         settler: Settler,
         patience: Patience,
-        restore_foreign: Callable[[list[str]], int],
+        restore_foreign: Callable[[list[str], float], int],
         look: Callable[[bool], None],
     ) -> None:
         self._settler = settler
@@ -79,8 +81,10 @@ class Upkeep:
     def _refreshed(self, session: Session, reply: Any) -> None:
         if isinstance(reply, RedisError):
             # A busy worker may send nothing else for long: what is not renewed would be delivered again.
-            self._next_refresh = 0.0
             self._settler.refuse(session, "renewal", reply)
+            self._next_refresh = monotonic() + self._patience.remaining(monotonic(), "renewal")
+        else:
+            self._patience.accepted("renewal")
 
     def sweep(self, session: Session) -> None:
         """Look for records that nobody refreshed within the visibility timeout, and put them back."""
@@ -88,7 +92,7 @@ class Upkeep:
         packed = session.store.expired(session.visibility_timeout, calls.TAKE_LIMIT)
         session.link.send(packed, partial(self._expired, session))
 
-    def _failed(self, error: RedisError) -> None:
+    def _failed(self, error: Exception) -> None:
         self._sweeping = False
         self._patience.complain("sweep", "Could not look for messages of dead workers: %s", error)
 
@@ -118,7 +122,7 @@ class Upkeep:
     def _restore(self, session: Session, limit: bytes, tags: list[str], places: list[Any]) -> None:
         self._sweeping = False
         pairs = list(zip(tags, places, strict=True))
-        ours = [(tag, place) for tag, place in pairs if isinstance(place, bytes)]
+        ours = [(tag, place) for tag, place in pairs if self._readable(place)]
         foreign = [tag for tag, place in pairs if place is None]
         if ours:
             session.link.send(
@@ -126,9 +130,19 @@ class Upkeep:
             )
         if foreign:
             try:
-                self._restored(self._restore_foreign(foreign))
-            except RedisError as exc:
+                self._restored(self._restore_foreign(foreign, float(limit)))
+            except Exception as exc:  # noqa: BLE001  # a record of somebody else's must not end the loop
                 self._failed(exc)
+
+    def _readable(self, place: Any) -> bool:
+        if not isinstance(place, bytes):
+            return False
+        try:
+            Place.parse(place)
+        except ValueError:
+            self._patience.complain("place", "A holder entry cannot be read: %r", place)
+            return False
+        return True
 
     def _restored(self, reply: Any) -> None:
         if isinstance(reply, RedisError):

@@ -209,7 +209,7 @@ class StrategyConsumer(MessageConsumer):
         self._tick = tick
         hub.on_tick.add(tick)
         hub.add_reader(reader.waker.fileno(), woken)
-        hub.call_repeatedly(1.0 if reader.tracking else reader.polling_interval, _nothing)
+        hub.call_repeatedly(reader.pulse, _nothing)
 
     def _forget_tick(self, hub: Any) -> None:
         tick = getattr(self, "_tick", None)
@@ -237,7 +237,7 @@ class StrategyConsumer(MessageConsumer):
         if not isinstance(exc, ResponseError):
             return
         self._refusals.refused("a connection", exc)
-        while (pause := self._refusals.remaining(monotonic())) > 0:
+        while (pause := self._refusals.remaining(monotonic(), "a connection")) > 0:
             state.maybe_shutdown()
             sleep(min(pause, 0.1))
 
@@ -249,8 +249,9 @@ class StrategyConsumer(MessageConsumer):
         """
         if self.hub is not None:
             self._forget_tick(self.hub)
-        if self._lost_connection:
-            self._lost_connection = False
+        lost, self._lost_connection = self._lost_connection, False
+        # A shutdown during the pause after a lost connection comes by here once, as a shutdown.
+        if lost and not slots.leaving():
             pools.finish_writes(self.pool)
         else:
             semaphore = getattr(self.controller, "semaphore", None)
@@ -283,7 +284,7 @@ class StrategyConsumer(MessageConsumer):
     def on_ready(self) -> None:
         """Tell the log what is read and how: the sources are known once the loop consumes."""
         self.announce()
-        self._refusals.accepted()
+        self._refusals.accepted("a connection")
         super().on_ready()
 
     def announce(self) -> None:

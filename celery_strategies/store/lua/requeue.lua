@@ -17,19 +17,24 @@ if not raw then
   return 0
 end
 -- Insert the mark into the last delivery_info, where Kombu writes it; keep the bytes if that is not it.
-local text, from = raw, 1
-while true do
-  local start, stop = find(raw, '"delivery_info"%s*:%s*{', from)
-  if not start then
-    break
+local text = raw
+if not find(raw, '"redelivered"', 1, true) then
+  local from, last = 1, nil
+  while true do
+    local start, stop = find(raw, '"delivery_info"%s*:%s*{', from)
+    if not start then
+      break
+    end
+    last, from = stop, stop + 1
   end
-  local empty = find(raw, '^%s*}', stop + 1)
-  text = sub(raw, 1, stop) .. '"redelivered": true' .. (empty and '' or ', ') .. sub(raw, stop + 1)
-  from = stop + 1
-end
-local reason, message = problem(text)
-if reason or message.properties.delivery_info.redelivered ~= true or find(raw, '"redelivered"', 1, true) then
-  text = raw
+  if last then
+    local empty = find(raw, '^%s*}', last + 1)
+    text = sub(raw, 1, last) .. '"redelivered": true' .. (empty and '' or ', ') .. sub(raw, last + 1)
+  end
+  local reason, message = problem(text)
+  if reason or message.properties.delivery_info.redelivered ~= true then
+    text = raw
+  end
 end
 call('LPUSH', KEYS[5], text)
 settle(KEYS[2], KEYS[3], KEYS[4], {tag})

@@ -106,6 +106,12 @@ local function head_of(s, level)
       head = false
       if found then
         local _, stop, place, deliveries = find(found, '^%d+:(%d+):(%d+):')
+        if not stop then
+          -- Nothing that we wrote: the returned messages of this source wait for an operator.
+          broke(s, {err = 'a member of the returned set has no place'})
+          lengths[s][0] = nil
+          return nil
+        end
         head = {list = list, place = tonumber(place), deliveries = tonumber(deliveries)}
         head.member, head.raw = found, sub(found, stop + 1)
       end
