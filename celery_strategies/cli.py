@@ -14,10 +14,12 @@ from celery.bin.base import CeleryCommand, CeleryOption, handle_preload_options
 from celery.bin.worker import worker
 
 from celery_strategies.core.strategies import Strategy
-from celery_strategies.install import install
+from celery_strategies.errors import NotOurTransport
+from celery_strategies.install import install, offer_pool
 from celery_strategies.store import admin
 
 install()
+offer_pool()
 
 _GROUP = "Strategies Options"
 
@@ -66,6 +68,8 @@ def unsort(ctx: click.Context, queues: tuple[str, ...]) -> None:
     app: Any = ctx.obj.app
     with app.connection_for_write() as connection:
         channel = connection.default_channel
+        if not hasattr(channel, "strategy_keys"):
+            raise NotOurTransport(connection.transport.driver_type)
         client, keys = redis.Redis(connection_pool=channel.pool), channel.strategy_keys()
         names = queues or admin.queues_with_returned(client, keys)
         for name in names:

@@ -12,6 +12,7 @@ Owns every change to what belongs to Celery and Kombu, in one place:
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import kombu.transport
@@ -39,7 +40,6 @@ def install() -> None:
     global _installed  # noqa: PLW0603  # a process is installed or it is not
     if _installed:
         return
-    _installed = True
     _install_transports()
     _install_pool()
     signals.worker_init.connect(boot.prepare, weak=False, dispatch_uid="celery_strategies")
@@ -49,6 +49,7 @@ def install() -> None:
         dispatch_uid="celery_strategies",
     )
     _install_sender()
+    _installed = True
 
 
 def _install_transports() -> None:
@@ -60,6 +61,13 @@ def _install_transports() -> None:
 
 def _install_pool() -> None:
     concurrency.ALIASES[pool.NAME] = "celery_strategies.worker.pool:TaskPool"
+    # A producer has no use for Celery's command line.
+    if "celery.bin.worker" in sys.modules:
+        offer_pool()
+
+
+def offer_pool() -> None:
+    """Make ``strategies`` one of the ``--pool`` choices of ``celery worker``."""
     from celery.bin.worker import WORKERS_POOL
 
     if pool.NAME not in WORKERS_POOL.choices:

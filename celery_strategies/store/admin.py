@@ -9,13 +9,13 @@ from redis.exceptions import NoScriptError
 
 from celery_strategies.store import scripts
 from celery_strategies.store.keys import Keys
-from celery_strategies.store.store import TAKE_LIMIT
+from celery_strategies.store.store import TAKE_LIMIT, unsort_keys
 
 
 def unsort_queue(client: Any, keys: Keys, queue: str) -> int:
     """Move everything that was given back to *queue* to the heads of Kombu's lists; returns how many."""
     total = 0
-    names = [keys.scratch, keys.returned(queue), *keys.inboxes(queue)]
+    names = unsort_keys(keys, queue)
     while True:
         try:
             moved = int(client.evalsha(scripts.UNSORT.sha, len(names), *names, TAKE_LIMIT))

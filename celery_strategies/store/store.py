@@ -263,9 +263,12 @@ class Store:
 
 def unsort(keys: Keys, queue: str, count: int = TAKE_LIMIT) -> bytes:
     """Move up to *count* given-back messages to Kombu's lists; replies with how many."""
-    return evalsha(
-        scripts.UNSORT, [keys.scratch, keys.returned(queue), *keys.inboxes(queue)], count
-    )
+    return evalsha(scripts.UNSORT, unsort_keys(keys, queue), count)
+
+
+def unsort_keys(keys: Keys, queue: str) -> list[str]:
+    """Return the keys of :func:`unsort`, for a client that packs its own commands."""
+    return [keys.scratch, keys.returned(queue), *keys.inboxes(queue)]
 
 
 def worker_of(tag: str) -> str:

@@ -49,7 +49,7 @@ from celery_strategies.transport.waker import Waker
 
 logger = logging.getLogger("celery_strategies.reader")
 
-#: Seconds without a reply after which the connection counts as dead.
+#: Seconds without a reply after which the connection counts as dead; as long as a blocking read may take.
 REPLY_TIMEOUT = 15.0
 #: Seconds that a shutdown goes on trying to reach Redis with the last settles.
 LAST_WORDS = 5.0

@@ -167,14 +167,15 @@ class Settler:
         """Note that Redis executed *batch*, a call of kind *what*; *lost* are tags it found in other hands."""
         acks, others, back = self._unconfirmed.pop(batch, ([], [], []))
         self._patience.accepted(what)
-        for tag in lost:
-            name = tag if isinstance(tag, str) else tag.decode()
-            if name not in self._resent:
-                logger.warning(
-                    "Message %s was finished here, but Redis does not list it as ours any more: "
-                    "another worker has it, or Redis lost its data",
-                    name,
-                )
+        names = [tag if isinstance(tag, str) else tag.decode() for tag in lost]
+        gone = [name for name in names if name not in self._resent]
+        if gone:
+            logger.warning(
+                "%d messages were finished here, but Redis does not list them as ours any more, the first is %s: "
+                "another worker has them, or Redis lost its data",
+                len(gone),
+                gone[0],
+            )
         if self._resent:
             self._resent.difference_update(acks, (tag for tag, _ in (*others, *back)))
 

@@ -26,7 +26,7 @@ from celery_strategies.transport.patience import Patience
 from celery_strategies.transport.reader import Reader
 from celery_strategies.transport.redis import READ_TIMEOUT, READER_OPTION, TransportMixin
 from celery_strategies.worker import banner, pools, slots
-from celery_strategies.worker.messages import MessageConsumer
+from celery_strategies.worker.messages import MessageConsumer, nothing
 
 logger = logging.getLogger("celery_strategies")
 
@@ -204,12 +204,12 @@ class StrategyConsumer(MessageConsumer):
                 hub.add_reader(fd, readable)
 
         reader.loop_thread = threading.get_ident()
-        reader.call_later = lambda delay: hub.call_later(delay, _nothing)
+        reader.call_later = lambda delay: hub.call_later(delay, nothing)
         self._forget_tick(hub)
         self._tick = tick
         hub.on_tick.add(tick)
         hub.add_reader(reader.waker.fileno(), woken)
-        hub.call_repeatedly(reader.pulse, _nothing)
+        hub.call_repeatedly(reader.pulse, nothing)
 
     def _forget_tick(self, hub: Any) -> None:
         tick = getattr(self, "_tick", None)
@@ -312,7 +312,3 @@ class StrategyConsumer(MessageConsumer):
             "held": len(self.reader.held),
             "tracking": self.reader.tracking,
         }
-
-
-def _nothing(*_: Any, **__: Any) -> None:
-    """Do nothing: the loop's turn is the point."""

@@ -84,7 +84,7 @@ class MessageConsumer(Consumer):
             self.reader.settler.set_aside(message.delivery_tag, reason)
             message._state = "REJECTED"
             # Celery rejects it next, which would raise for a message in this state.
-            message.reject_log_error = message.ack = _nothing
+            message.reject_log_error = message.ack = nothing
         try:
             yield
         except pools.DATA_ERRORS:
@@ -117,5 +117,5 @@ class MessageConsumer(Consumer):
             super().on_invalid_task(body, message, exc)
 
 
-def _nothing(*_: Any, **__: Any) -> None:
-    """Stand in for a settle that has been made."""
+def nothing(*_: Any, **__: Any) -> None:
+    """Do nothing: the turn of the loop is the point, or what would be done is done."""
