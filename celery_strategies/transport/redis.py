@@ -389,6 +389,8 @@ class Poller(kombu_redis.MultiChannelPoller):
         if self.reader is not None:
             pause = self.reader.timeout()
             timeout = pause if timeout is None else min(timeout, pause)
+            # Kombu before 5.7 registers its channels in there without asking.
+            self.on_poll_start()
         return super().get(callback, timeout=timeout)
 
 

@@ -54,6 +54,9 @@ def test_case_30_idle_with_a_short_socket_timeout(
     start: Starter, broker: RedisServer, publish: Publisher, records: redis.Redis, pool: str
 ) -> None:
     worker = start(pool, {"broker_transport_options": {"socket_timeout": 1}})
+    if pool == "gevent":
+        # Its remote control connects beside, after the worker is ready.
+        worker.wait_log("pidbox: Connected")
     before = worker.log()
     stays(lambda: worker.running, 8, "the worker lives")
     assert worker.log()[len(before) :] == "", "nothing happened"
