@@ -192,13 +192,16 @@ class Store:
     def __init__(self, keys: Keys, worker: str) -> None:
         self.keys = keys
         self.worker = worker
+        # Sent for almost every job of a busy worker, so packed once.
+        names = [*self._unacked(), keys.holder(worker)]
+        self._settle_head = pack("EVALSHA", scripts.SETTLE.sha, len(names), *names)
 
     def _unacked(self) -> list[str]:
         return [self.keys.scratch, self.keys.unacked, self.keys.unacked_index]
 
     def settle(self, tags: Iterable[str]) -> bytes:
         """Acknowledge *tags*, or reject them for good; replies with those not held any more."""
-        return evalsha(scripts.SETTLE, [*self._unacked(), self.keys.holder(self.worker)], *tags)
+        return command(self._settle_head, pack(*tags))
 
     def restore(
         self, items: Sequence[tuple[str, bytes]], *, limit: bytes | str = "", started: bool = False
