@@ -8,7 +8,14 @@ from __future__ import annotations
 import celery.exceptions
 import click
 
-__all__ = ("ImproperlyConfigured", "NotOurTransport", "StrategiesError", "invalid")
+__all__ = (
+    "FairShareError",
+    "ImproperlyConfigured",
+    "NotOurTransport",
+    "StrategiesError",
+    "invalid",
+    "one_line",
+)
 
 #: Longest ``repr`` of a wrong value that a message shows, in characters.
 REPR_LIMIT = 200
@@ -18,7 +25,11 @@ SUPPORTED_TRANSPORTS = "redis://, rediss://, redis+socket:// (or socket://) and 
 
 
 class StrategiesError(Exception):
-    """Stand as the base of what can go wrong while a worker runs."""
+    """Stand as the base of what can go wrong while a worker runs, or a producer publishes."""
+
+
+class FairShareError(StrategiesError, ValueError):
+    """Refuse to publish a message whose key or weight breaks the rules. Nothing was queued."""
 
 
 class ImproperlyConfigured(celery.exceptions.ImproperlyConfigured, click.ClickException):
@@ -56,7 +67,10 @@ def invalid(setting: str, value: object, rule: str) -> ImproperlyConfigured:
     ``setting`` is spelled as the user spelled it; ``rule`` goes on from the value, as in "must be
     an integer from 1 to 10". The message is always a single line.
     """
-    shown = " ".join(repr(value).splitlines())
-    if len(shown) > REPR_LIMIT:
-        shown = shown[:REPR_LIMIT] + "..."
-    return ImproperlyConfigured(f"{setting} = {shown}: {rule}")
+    return ImproperlyConfigured(f"{setting} = {one_line(repr(value))}: {rule}")
+
+
+def one_line(text: str) -> str:
+    """Return ``text`` as a single line of bounded length, for a message."""
+    shown = " ".join(text.splitlines())
+    return shown if len(shown) <= REPR_LIMIT else shown[:REPR_LIMIT] + "..."

@@ -18,16 +18,32 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
+
+from celery.utils.imports import import_from_cwd
 
 from .core.levels import LISTS, levels_for_max_priority
+from .core.policy import Policy
 from .core.strategies import Strategy
-from .errors import ImproperlyConfigured, invalid
+from .core.tags import check_key
+from .errors import ImproperlyConfigured, invalid, one_line
 
-__all__ = ("NAMES", "POOLS", "Settings", "load")
+__all__ = ("ANY_KEY", "GROUP_MODES", "MEMORIES", "NAMES", "POOLS", "Settings", "Tagger", "load")
 
 #: The pools that can run the tasks, the default first.
 POOLS = ("prefork", "threads", "solo", "gevent", "eventlet")
+
+#: What fair share remembers from one take to the next, the default first.
+MEMORIES = ("shared", "batch")
+
+#: How the groups of a queue follow each other.
+GROUP_MODES = ("fifo", "round_robin")
+
+#: The entry of strategies_max_in_flight that stands for every key without one.
+ANY_KEY = "*"
+
+#: A callable that says the key of what is published.
+Tagger: TypeAlias = Callable[[Any], Any]
 
 #: Longest polling interval, in seconds.
 MAX_POLLING_INTERVAL = 60
@@ -35,8 +51,21 @@ MAX_POLLING_INTERVAL = 60
 #: Level of a job without a priority, unless strategies_default_priority says otherwise.
 DEFAULT_LEVEL = 1
 
+_CELERYS = """
+args argsrepr as_execution_options callbacks called_directly chain children chord clear compression
+correlation_id delivery_info errbacks eta expires get group group_index headers hostname id
+ignore_result is_eager kwargs kwargsrepr lang logfile loglevel meth origin parent_id properties
+replaced_task_nesting reply_to retries root_id shadow soft_time_limit stamped_headers stamps task
+taskset time_limit timelimit update utc
+"""
+
+#: What Celery keeps in the headers of a message, and what else a task's request has: a header of
+#: such a name changes the task, or is lost when the task is retried.
+PROTOCOL_HEADERS = frozenset(_CELERYS.split())
+
 _PREFIX = "strategies_"
 _NAMESPACE = "CELERY_"
+_PATH = re.compile(r"([^\W\d]\w*(?:\.[^\W\d]\w*)*)[:.]([^\W\d]\w*)")
 
 
 @dataclass(frozen=True)
@@ -44,7 +73,8 @@ class Settings:
     """Hold the checked settings of one worker or producer.
 
     ``polling_interval`` is in seconds; ``read_ahead`` counts messages beyond the free slots.
-    ``priority_levels`` is None, one number for all queues, or a number per queue.
+    ``priority_levels`` is None, one number for all queues, or a number per queue. ``fair_share``,
+    ``event_fair_share`` and ``group_key`` are as they were set: :meth:`tagger` resolves them.
     """
 
     strategy: Strategy = Strategy.PRIORITY
@@ -54,6 +84,48 @@ class Settings:
     pool: str = POOLS[0]
     read_ahead: int = 0
     polling_interval: float = 0.1
+    fair_share: Tagger | str | Literal[True] | None = None
+    fair_share_memory: str = MEMORIES[0]
+    fair_key_header: str = "fair_key"
+    fair_weight_header: str = "fair_weight"
+    event_fair_share: Tagger | str | None = None
+    max_in_flight: Mapping[str, int] | None = None
+    group_mode: str | None = None
+    group_key: Tagger | str | None = None
+    group_key_header: str = "group_key"
+
+    @property
+    def fair(self) -> bool:
+        """Whether the keys of a queue share it."""
+        return self.fair_share is not None
+
+    def policy(self) -> Policy | None:
+        """Return how a worker serves the keys of its queues, or None if keys mean nothing to it."""
+        if self.group_mode is not None:
+            order: Literal["age", "turn"] = "age" if self.group_mode == "fifo" else "turn"
+            return Policy(order, True, self.group_key_header, "")
+        headers = (self.fair_key_header, self.fair_weight_header)
+        if self.fair:
+            return Policy(
+                "fair" if self.fair_share_memory == "shared" else "batch", False, *headers
+            )
+        return Policy("age", False, *headers) if self.max_in_flight else None
+
+    def tagger(self, name: str) -> Tagger | None:
+        """Return the callable of ``fair_share``, ``event_fair_share`` or ``group_key``, None without.
+
+        A path is imported here, so that a producer does so when it first publishes. Raises
+        ImproperlyConfigured if it leads to nothing that can be called.
+        """
+        value = getattr(self, name)
+        if value is None or value is True:
+            return None
+        return _resolve(_PREFIX + name, value) if isinstance(value, str) else cast("Tagger", value)
+
+    def check_taggers(self) -> None:
+        """Resolve all that has a path, for a worker at boot. Raises ImproperlyConfigured."""
+        for name in _TAGGERS:
+            self.tagger(name)
 
     def levels_for(self, queue: str, max_priority: int | None = None) -> int | None:
         """Return the number of levels of ``queue`` (1 to 10), or None if it has no levels.
@@ -118,6 +190,8 @@ def load(
     _check_default_priority(
         settings, spelled.get("strategies_default_priority", "strategies_default_priority")
     )
+    _check_headers(settings, spelled)
+    _check_group_mode(settings, spelled)
     return settings
 
 
@@ -181,12 +255,6 @@ def _default_priority(setting: str, value: Any) -> int:
     return cast("int", value)
 
 
-def _pool(setting: str, value: Any) -> str:
-    if not isinstance(value, str) or value not in POOLS:
-        raise invalid(setting, value, f"must be one of {', '.join(POOLS)}")
-    return value
-
-
 def _read_ahead(setting: str, value: Any) -> int:
     if not _is_int(value, 0):
         raise invalid(setting, value, "must be an integer, 0 or more")
@@ -200,6 +268,78 @@ def _polling_interval(setting: str, value: Any) -> float:
         rule = f"must be a number of seconds above 0, at most {MAX_POLLING_INTERVAL}"
         raise invalid(setting, value, rule)
     return float(value)
+
+
+def _fair_share(setting: str, value: Any) -> Tagger | str | bool:
+    # Not 1, which equals True.
+    if value is True:
+        return True
+    if not _is_tagger(value):
+        raise invalid(setting, value, f"must be True, {_TAGGER_RULE}")
+    return cast("Tagger | str", value)
+
+
+def _tagger(setting: str, value: Any) -> Tagger | str:
+    if not _is_tagger(value):
+        raise invalid(setting, value, f"must be {_TAGGER_RULE}")
+    return cast("Tagger | str", value)
+
+
+_TAGGER_RULE = "a callable, or where to import one from, as in 'proj.tenancy:fair_share'"
+
+
+def _is_tagger(value: Any) -> bool:
+    return _PATH.fullmatch(value) is not None if isinstance(value, str) else callable(value)
+
+
+def _resolve(setting: str, path: str) -> Tagger:
+    match = _PATH.fullmatch(path)
+    if match is None:
+        raise invalid(setting, path, f"must be {_TAGGER_RULE}")
+    module, name = match.groups()
+    try:
+        # As Celery imports what `imports` names: the current folder counts.
+        found = getattr(import_from_cwd(module), name)
+    except Exception as error:
+        why = one_line(f"{type(error).__name__}: {error}")
+        raise invalid(setting, path, f"cannot be imported: {why}") from error
+    if not callable(found):
+        raise invalid(setting, path, f"must lead to a callable, not to {type(found).__name__}")
+    return cast("Tagger", found)
+
+
+def _one_of(choices: tuple[str, ...]) -> Callable[[str, Any], str]:
+    def parse(setting: str, value: Any) -> str:
+        if not isinstance(value, str) or value not in choices:
+            raise invalid(setting, value, f"must be one of {', '.join(choices)}")
+        return value
+
+    return parse
+
+
+def _header(setting: str, value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise invalid(setting, value, "must be the name of a header, a string that is not empty")
+    if value in PROTOCOL_HEADERS:
+        raise invalid(setting, value, "must not be a name that Celery uses itself")
+    return value
+
+
+def _max_in_flight(setting: str, value: Any) -> dict[str, int]:
+    if not isinstance(value, Mapping):
+        raise invalid(setting, value, f"must be a dict of keys (or {ANY_KEY!r}) and integers")
+    caps: dict[str, int] = {}
+    for given, cap in value.items():
+        try:
+            key = check_key(given)
+        except ValueError as error:
+            raise invalid(setting, given, str(error)) from None
+        if key in caps:
+            raise invalid(setting, given, "a key must not appear twice")
+        if not _is_int(cap, 1):
+            raise invalid(f"{setting}[{given!r}]", cap, "must be an integer, 1 or more")
+        caps[key] = cap
+    return caps
 
 
 def _check_queue(setting: str, queue: Any) -> None:
@@ -226,14 +366,46 @@ def _check_default_priority(settings: Settings, spelling: str) -> None:
             raise invalid(spelling, default, _below(count, whose))
 
 
+def _check_headers(settings: Settings, spelled: Mapping[str, str]) -> None:
+    seen: dict[str, str] = {}
+    for name in ("fair_key_header", "fair_weight_header", "group_key_header"):
+        header = getattr(settings, name)
+        setting = spelled.get(_PREFIX + name, _PREFIX + name)
+        if header in seen:
+            raise invalid(setting, header, f"must differ from {seen[header]}, which is the same")
+        seen[header] = setting
+
+
+def _check_group_mode(settings: Settings, spelled: Mapping[str, str]) -> None:
+    if settings.group_mode is None or not settings.fair:
+        return
+    mode, share = spelled["strategies_group_mode"], spelled["strategies_fair_share"]
+    rule = (
+        f"must not be set together with {share}: groups are served one message at a time, "
+        "and fair share divides the slots among keys"
+    )
+    raise invalid(mode, settings.group_mode, rule)
+
+
+_TAGGERS = ("fair_share", "event_fair_share", "group_key")
+
 _PARSERS: dict[str, Callable[[str, Any], Any]] = {
     "strategies_strategy": _strategy,
     "strategies_ranks": _ranks,
     "strategies_priority_levels": _priority_levels,
     "strategies_default_priority": _default_priority,
-    "strategies_pool": _pool,
+    "strategies_pool": _one_of(POOLS),
     "strategies_read_ahead": _read_ahead,
     "strategies_polling_interval": _polling_interval,
+    "strategies_fair_share": _fair_share,
+    "strategies_fair_share_memory": _one_of(MEMORIES),
+    "strategies_fair_key_header": _header,
+    "strategies_fair_weight_header": _header,
+    "strategies_event_fair_share": _tagger,
+    "strategies_max_in_flight": _max_in_flight,
+    "strategies_group_mode": _one_of(GROUP_MODES),
+    "strategies_group_key": _tagger,
+    "strategies_group_key_header": _header,
 }
 
 #: Every setting that exists, in lower case.

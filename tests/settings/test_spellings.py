@@ -78,10 +78,36 @@ def test_all_settings_in_old_upper_case(app_with: Any) -> None:
             "CELERY_STRATEGIES_POOL": "threads",
             "CELERY_STRATEGIES_READ_AHEAD": 1,
             "CELERY_STRATEGIES_POLLING_INTERVAL": 1,
+            "STRATEGIES_FAIR_SHARE": True,
+            "CELERY_STRATEGIES_FAIR_SHARE_MEMORY": "batch",
+            "CELERY_STRATEGIES_FAIR_KEY_HEADER": "tenant",
+            "CELERY_STRATEGIES_FAIR_WEIGHT_HEADER": "plan",
+            "CELERY_STRATEGIES_EVENT_FAIR_SHARE": "proj.tenancy:event",
+            "CELERY_STRATEGIES_MAX_IN_FLIGHT": {"*": 5},
+            "CELERY_STRATEGIES_GROUP_MODE": None,
+            "CELERY_STRATEGIES_GROUP_KEY": "proj.orders.group",
+            "CELERY_STRATEGIES_GROUP_KEY_HEADER": "order",
             **OLD,
         }
     ).conf
-    assert load(conf) == Settings(Strategy.ROUND_ROBIN, RANKS, 3, 2, "threads", 1, 1.0)
+    assert load(conf) == Settings(
+        strategy=Strategy.ROUND_ROBIN,
+        ranks=RANKS,
+        priority_levels=3,
+        default_priority=2,
+        pool="threads",
+        read_ahead=1,
+        polling_interval=1.0,
+        fair_share=True,
+        fair_share_memory="batch",
+        fair_key_header="tenant",
+        fair_weight_header="plan",
+        event_fair_share="proj.tenancy:event",
+        max_in_flight={"*": 5},
+        group_mode=None,
+        group_key="proj.orders.group",
+        group_key_header="order",
+    )
 
 
 @pytest.mark.parametrize("namespace", [None, "CELERY"])
