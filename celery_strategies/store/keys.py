@@ -13,6 +13,21 @@ Life of the keys (every key has a TTL or a reason):
 ``unacked``, ``unacked_index``           Kombu's records; live as long as a delivery
 ``strategies:{<queue>}:returned``        given-back messages; lives as long as its messages
 ``strategies:{<queue>}:set_aside``       messages nobody could run; kept until an operator removes them
+``strategies:{<queue>}:delayed``         messages that are not due yet; lives as long as its messages
+``strategies:{<queue>}:policy``          how the queue's jobs are sorted; until ``unsort`` removes it
+``strategies:{<queue>}:state``           counters and virtual times of the sorted jobs; as long as there are any
+``strategies:{<queue>}:index:<level>``   keys that may run, by finish tag; as long as there are any
+``strategies:{<queue>}:old:<level>``     the same, while the index is being rebased
+``strategies:{<queue>}:tags:<level>``    how a key came to its finish tag; while the key has jobs
+``strategies:{<queue>}:jobs:<level>:…``  jobs of one key; live as long as their messages
+``strategies:{<queue>}:front:<level>:…`` jobs of one key that were given back; the same
+``strategies:{<queue>}:full``            keys at their cap that have jobs; as long as there are any
+``strategies:{<queue>}:running:…``       tags of one key's jobs in flight; as long as there are any
+``strategies:{<queue>}:caps``            caps per key; until they are changed
+``strategies:{<queue>}:weights``         weights per key that an operator set; until they are changed
+``strategies:{<queue>}:ready``           there while a sorted job may run
+``strategies:{<queue>}:sorter``          the worker that sorts a backlog; TTL
+``strategies:{<queue>}:unsorted``        sorted jobs on their way back to Kombu's lists; as long as there are any
 ``strategies:{<queue>}:watchers``        idle workers that watch; TTL
 ``strategies:{<queue>}:parked``          idle workers that wait for a wake; TTL
 ``strategies:holder:<worker>``           what a worker holds; TTL, refreshed while it lives
@@ -62,6 +77,13 @@ class Keys:
         """Key that never exists: deleting it is the write with which scripts open."""
         return f"{self.prefix}strategies:scratch"
 
+    def base(self, queue: str) -> str:
+        """Return what the names of all keys of one queue begin with, except the inbox lists.
+
+        Scripts build the keys of sorted jobs from it, since only they know the level and the key of a job.
+        """
+        return f"{self.prefix}strategies:{{{queue}}}:"
+
     def inbox(self, queue: str, step: int) -> str:
         """List of *queue* for one priority step, 0 to 9, as Kombu names it."""
         return f"{self.prefix}{queue}{self.sep}{step}" if step else f"{self.prefix}{queue}"
@@ -72,19 +94,51 @@ class Keys:
 
     def returned(self, queue: str) -> str:
         """Sorted set of given-back messages."""
-        return f"{self.prefix}strategies:{{{queue}}}:returned"
+        return f"{self.base(queue)}returned"
 
     def set_aside(self, queue: str) -> str:
         """Stream of messages that could not be run."""
-        return f"{self.prefix}strategies:{{{queue}}}:set_aside"
+        return f"{self.base(queue)}set_aside"
+
+    def delayed(self, queue: str) -> str:
+        """Sorted set of messages that are not due yet, by milliseconds since the epoch."""
+        return f"{self.base(queue)}delayed"
+
+    def policy(self, queue: str) -> str:
+        """Hash that says how the jobs of *queue* are sorted."""
+        return f"{self.base(queue)}policy"
+
+    def state(self, queue: str) -> str:
+        """Hash of counters and virtual times of the sorted jobs."""
+        return f"{self.base(queue)}state"
+
+    def caps(self, queue: str) -> str:
+        """Hash of caps, by key."""
+        return f"{self.base(queue)}caps"
+
+    def weights(self, queue: str) -> str:
+        """Hash of the weights that an operator set, by key."""
+        return f"{self.base(queue)}weights"
+
+    def ready(self, queue: str) -> str:
+        """Key that exists while a sorted job may run."""
+        return f"{self.base(queue)}ready"
+
+    def sorter(self, queue: str) -> str:
+        """Name of the worker that sorts the backlog of *queue*."""
+        return f"{self.base(queue)}sorter"
+
+    def unsorted(self, queue: str) -> str:
+        """List of sorted jobs on their way back to Kombu's lists."""
+        return f"{self.base(queue)}unsorted"
 
     def watchers(self, queue: str) -> str:
         """Sorted set of the idle workers that watch *queue*."""
-        return f"{self.prefix}strategies:{{{queue}}}:watchers"
+        return f"{self.base(queue)}watchers"
 
     def parked(self, queue: str) -> str:
         """Sorted set of the idle workers that wait to be woken for *queue*."""
-        return f"{self.prefix}strategies:{{{queue}}}:parked"
+        return f"{self.base(queue)}parked"
 
     def holder(self, worker: str) -> str:
         """Hash of what *worker* holds."""

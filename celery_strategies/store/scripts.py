@@ -39,8 +39,21 @@ def _text(name: str) -> str:
     return (files("celery_strategies.store") / "lua" / f"{name}.lua").read_text("utf-8")
 
 
-def load(name: str, *, keys: tuple[str, ...], argv: tuple[str, ...]) -> Script:
+#: What a script that works on sorted jobs needs, and one that also sorts or draws them.
+_SORTED = ("_lib", "_sorted")
+_SORTING = (*_SORTED, "_sorting")
+
+
+def load(
+    name: str,
+    *,
+    keys: tuple[str, ...],
+    argv: tuple[str, ...],
+    helpers: tuple[str, ...] = ("_lib",),
+) -> Script:
     """Load ``lua/<name>.lua`` and check that its header declares exactly *keys* and *argv*.
+
+    *helpers* are put before it, in that order.
 
     Raises:
         ScriptContractError: names, order or indices differ, or a required header line is missing.
@@ -69,7 +82,7 @@ def load(name: str, *, keys: tuple[str, ...], argv: tuple[str, ...]) -> Script:
             raise ScriptContractError(
                 f"{name}.lua uses {table}[{max(used)}], which its header does not name"
             )
-    source = f"{_text('_lib')}\n{text}".encode()
+    source = "\n".join([*map(_text, helpers), text]).encode()
     return Script(name, source, sha1(source, usedforsecurity=False).hexdigest())
 
 
@@ -84,40 +97,86 @@ TAKE = load(
         "list_counts",
         "levels",
         "lists",
+        "sorted",
         "sources",
         "call",
     ),
+    helpers=_SORTING,
 )
-SETTLE = load("settle", keys=("scratch", "unacked", "unacked_index", "holder"), argv=("tags",))
+SETTLE = load(
+    "settle",
+    keys=("scratch", "unacked", "unacked_index", "holder"),
+    argv=("tags",),
+    helpers=_SORTED,
+)
 RESTORE = load(
     "restore",
     keys=("scratch", "unacked", "unacked_index", "items"),
     argv=("limit", "started", "items"),
+    helpers=_SORTED,
 )
 REQUEUE = load(
     "requeue",
     keys=("scratch", "unacked", "unacked_index", "holder", "inbox"),
     argv=("tag", "suffix"),
+    helpers=_SORTED,
 )
 SET_ASIDE = load(
     "set_aside",
     keys=("scratch", "unacked", "unacked_index", "holder", "set_aside"),
     argv=("tag", "suffix", "reason", "worker"),
+    helpers=_SORTED,
 )
+DELAY = load(
+    "delay",
+    keys=("scratch", "unacked", "unacked_index", "holder", "delayed", "sequence"),
+    argv=("tag", "suffix", "due"),
+    helpers=_SORTED,
+)
+DUE = load("due", keys=("delayed",), argv=("now",))
+PROMOTE = load("promote", keys=("scratch", "delayed", "inbox"), argv=("count", "now"))
+ADOPT = load(
+    "adopt",
+    keys=("policy", "state", "caps"),
+    argv=("order", "single", "key", "weight", "renew", "caps"),
+)
+SORT = load(
+    "sort",
+    keys=("sequence", "sorter", "set_aside", "returned", "inbox"),
+    argv=("worker", "ttl", "levels", "lists", "messages", "bytes", "now"),
+    helpers=_SORTING,
+)
+STEER = load(
+    "steer",
+    keys=("policy", "values"),
+    argv=("what", "field", "value", "cursor"),
+    helpers=_SORTED,
+)
+GATHER = load("gather", keys=("scratch", "policy", "unsorted"), argv=("count",), helpers=_SORTING)
+PURGE = load("purge", keys=("scratch", "policy"), argv=("count",), helpers=_SORTED)
 JOIN = load("join", keys=("scratch", "holder"), argv=("session", "ttl"))
 LEAVE = load("leave", keys=("holder",), argv=())
 REFRESH = load("refresh", keys=("scratch", "unacked_index", "holder"), argv=("ttl", "now", "tags"))
 EXPIRED = load("expired", keys=("unacked_index",), argv=("timeout", "count", "now"))
 WATCH = load("watch", keys=("wake", "sources"), argv=("watchers", "stale", "now"))
 UNWATCH = load("unwatch", keys=("wake", "sources"), argv=())
-UNSORT = load("unsort", keys=("scratch", "returned", "inbox"), argv=("count",))
+UNSORT = load("unsort", keys=("scratch", "returned", "unsorted", "inbox"), argv=("count",))
 
+#: What a worker may send.
 ALL = (
     TAKE,
     SETTLE,
     RESTORE,
     REQUEUE,
     SET_ASIDE,
+    DELAY,
+    DUE,
+    PROMOTE,
+    ADOPT,
+    SORT,
+    STEER,
+    GATHER,
+    PURGE,
     JOIN,
     LEAVE,
     REFRESH,

@@ -7,10 +7,11 @@ connection, so the same code serves the reader's non-blocking link, a blocking c
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from celery_strategies.core.policy import Policy
 from celery_strategies.core.strategies import Strategy
 from celery_strategies.store import scripts
 from celery_strategies.store.keys import Keys
@@ -22,6 +23,13 @@ TAKE_LIMIT = 64
 BYTE_LIMIT = 1024 * 1024
 #: Most tags one settling call names (bounded by Lua's unpack).
 TAG_LIMIT = 500
+#: Most messages, and about how many bytes, one call sorts.
+SORT_LIMIT = 300
+SORT_BYTES = 256 * 1024
+#: Milliseconds after which a silent sorter is replaced.
+SORTER_TTL = 3000
+#: Before a tag that is settled: its message is acknowledged but its job still runs; its job has ended.
+STILL_RUNS, HAS_ENDED = "\1", "\2"
 
 Argument = str | bytes | int | float
 
@@ -58,29 +66,51 @@ def suffix_of(queue: str) -> str:
     return f',"",{json.dumps(queue)}]'
 
 
+def is_sorted(tag: str) -> bool:
+    """Whether the message of *tag*, minted by take, was sorted by key."""
+    return tag.endswith("k")
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a held message came from: list 0-9, number of its first take, deliveries, source."""
+    """Where a held message came from: list 0-9, number of its first take, deliveries, source.
+
+    A sorted message also has its key ("" if it has none), and *list* is its level.
+    """
 
     list: int
     number: int
     deliveries: int
     queue: str
+    key: str | None = None
 
     @classmethod
     def parse(cls, value: bytes) -> Place:
-        """Read a holder entry, as take writes it."""
-        step, number, deliveries, suffix = value.decode().split(":", 3)
-        return cls(int(step), int(number), int(deliveries), json.loads(f"[0{suffix}")[2])
+        """Read a holder entry, as take writes it.
+
+        Raises:
+            ValueError: it is none.
+        """
+        step, number, deliveries, rest = value.split(b":", 3)
+        key = None
+        if not rest.startswith(b","):
+            _weight, size, rest = rest.split(b":", 2)
+            key, rest = rest[: int(size)].decode(), rest[int(size) :]
+        queue = json.loads(b"[0" + rest)[2]
+        return cls(int(step), int(number), int(deliveries), queue, key)
 
 
 @dataclass(frozen=True, slots=True)
 class SourceKeys:
-    """What take must know of one source: its queue, its levels (None: each list is one), its active lists."""
+    """What take must know of one source.
+
+    Its queue, its levels (None: each list is one), its active lists, and whether its jobs are sorted by key.
+    """
 
     queue: str
     levels: int | None
     lists: tuple[int, ...]
+    sorted: bool = False
 
 
 class Delivery(NamedTuple):
@@ -94,7 +124,11 @@ class Delivery(NamedTuple):
 
 
 class Grant(NamedTuple):
-    """Reply of take. *valid* is false when another session of this worker has begun since."""
+    """Reply of take. *valid* is false when another session of this worker has begun since.
+
+    *now* is the server's time in seconds, None if no source is sorted. *unsorted* says of which sources how many
+    messages are still to be sorted, *notes* what was wrong with their tags, *unknown* which have no policy.
+    """
 
     valid: bool
     turn: int = 0
@@ -103,13 +137,17 @@ class Grant(NamedTuple):
     set_aside: tuple[tuple[int, str, str], ...] = ()
     broken: tuple[tuple[int, str], ...] = ()
     lost: tuple[str, ...] = ()
+    now: float | None = None
+    unsorted: tuple[tuple[int, int], ...] = ()
+    notes: tuple[tuple[int, str], ...] = ()
+    unknown: tuple[int, ...] = ()
 
     @classmethod
     def parse(cls, reply: Sequence[Any]) -> Grant:
         """Read take's reply."""
         if not reply[0]:
             return cls(valid=False)
-        _, turn, more, flat, bad, broken, lost = reply
+        _, turn, more, flat, bad, broken, lost, now, unsorted, notes, unknown = reply
         # One pass in C over the flat reply: five values for each message.
         columns = [iter(flat)] * 5
         return cls(
@@ -123,11 +161,19 @@ class Grant(NamedTuple):
                 ]
             ),
             tuple(
-                [(bad[i], bad[i + 1].decode(), bad[i + 2].decode()) for i in range(0, len(bad), 3)]
+                [(bad[i], bad[i + 1].decode(), _text(bad[i + 2])) for i in range(0, len(bad), 3)]
             ),
             tuple([(broken[i], broken[i + 1].decode()) for i in range(0, len(broken), 2)]),
             tuple([tag.decode() for tag in lost]),
+            int(now) / 1e6 if now else None,
+            tuple(zip(unsorted[::2], unsorted[1::2], strict=True)),
+            tuple([(notes[i], _text(notes[i + 1])) for i in range(0, len(notes), 2)]),
+            tuple(unknown),
         )
+
+
+def _text(value: bytes) -> str:
+    return value.decode("utf-8", "replace")
 
 
 class TakePlan:
@@ -154,6 +200,7 @@ class TakePlan:
             bytes(len(source.lists) for source in sources),
             bytes(source.levels or 0 for source in sources),
             bytes(step for source in sources for step in source.lists),
+            bytes(source.sorted for source in sources),
         ]
         for source in sources:
             queue = source.queue
@@ -228,6 +275,51 @@ class Store:
         names = [*self._unacked(), self.keys.holder(self.worker), self.keys.set_aside(queue)]
         return evalsha(scripts.SET_ASIDE, names, tag, suffix_of(queue), reason, self.worker)
 
+    def delay(self, tag: str, queue: str, due: float) -> bytes:
+        """Put a held message where it waits until *due*, in seconds since the epoch."""
+        names = [*self._unacked(), self.keys.holder(self.worker)]
+        names += [self.keys.delayed(queue), self.keys.sequence]
+        return evalsha(scripts.DELAY, names, tag, suffix_of(queue), int(due * 1000) + 1)
+
+    def due(self, queues: Iterable[str], now: int | str = "") -> bytes:
+        """Ask how many milliseconds the first delayed message of each queue has to wait; -1: there is none."""
+        return evalsha(scripts.DUE, [self.keys.delayed(queue) for queue in queues], now)
+
+    def promote(self, queue: str, count: int = SORT_LIMIT, now: int | str = "") -> bytes:
+        """Move messages that are due to the tails of their lists; replies with how many."""
+        names = [self.keys.scratch, self.keys.delayed(queue), *self.keys.inboxes(queue)]
+        return evalsha(scripts.PROMOTE, names, count, now)
+
+    def adopt(
+        self,
+        queue: str,
+        policy: Policy | None,
+        caps: Mapping[str, int] | None = None,
+        *,
+        renew: bool = True,
+    ) -> bytes:
+        """Agree on how the jobs of *queue* are sorted; without a *policy*, ask only. See :class:`Agreement`.
+
+        *caps* are those of the settings, "*" for every key; *renew* allows another policy while nothing is sorted.
+        """
+        names = [self.keys.policy(queue), self.keys.state(queue), self.keys.caps(queue)]
+        if policy is None:
+            return evalsha(scripts.ADOPT, names, "", 0, "", "", 0)
+        argv: list[Argument] = [policy.order, int(policy.single), policy.key_header]
+        argv += [policy.weight_header, int(renew)]
+        for key, cap in (caps or {}).items():
+            argv += ["*" if key == "*" else f"k{key}", cap]
+        return evalsha(scripts.ADOPT, names, *argv)
+
+    def sort(self, source: SourceKeys, now: int | str = "") -> bytes:
+        """Sort some of the new jobs of a source, unless another worker does."""
+        queue = source.queue
+        names = [self.keys.sequence, self.keys.sorter(queue), self.keys.set_aside(queue)]
+        names += [self.keys.returned(queue)]
+        names += [self.keys.inbox(queue, step) for step in source.lists]
+        argv: list[Argument] = [self.worker, SORTER_TTL, source.levels or 0, bytes(source.lists)]
+        return evalsha(scripts.SORT, names, *argv, SORT_LIMIT, SORT_BYTES, now)
+
     def join(self, session: str, ttl: int) -> bytes:
         """Open *session*; replies with tag, entry, … of what this worker still holds. *ttl* in ms."""
         return evalsha(
@@ -264,6 +356,34 @@ class Store:
         return names
 
 
+class Agreement(NamedTuple):
+    """Reply of adopt: the *policy* in force (None: the queue has none), and whether it is what was wanted.
+
+    *changed* says that the caps are not what they were.
+    """
+
+    agreed: bool
+    policy: Policy | None
+    changed: bool = False
+
+    @classmethod
+    def parse(cls, reply: Sequence[Any]) -> Agreement:
+        """Read adopt's reply."""
+        agreed, order, single, key, weight, *changed = reply
+        policy = None
+        if order:
+            policy = Policy(order.decode(), single == b"1", key.decode(), weight.decode())
+        return cls(bool(agreed), policy, changed == [1])
+
+
+def steer(
+    keys: Keys, queue: str, what: str, field: str, value: str = "", cursor: str = "0"
+) -> bytes:
+    """Change a weight or a cap; see ``steer.lua``."""
+    values = keys.caps(queue) if what == "caps" else keys.weights(queue)
+    return evalsha(scripts.STEER, [keys.policy(queue), values], what, field, value, cursor)
+
+
 def unsort(keys: Keys, queue: str, count: int = TAKE_LIMIT) -> bytes:
     """Move up to *count* given-back messages to Kombu's lists; replies with how many."""
     return evalsha(scripts.UNSORT, unsort_keys(keys, queue), count)
@@ -271,7 +391,7 @@ def unsort(keys: Keys, queue: str, count: int = TAKE_LIMIT) -> bytes:
 
 def unsort_keys(keys: Keys, queue: str) -> list[str]:
     """Return the keys of :func:`unsort`, for a client that packs its own commands."""
-    return [keys.scratch, keys.returned(queue), *keys.inboxes(queue)]
+    return [keys.scratch, keys.returned(queue), keys.unsorted(queue), *keys.inboxes(queue)]
 
 
 def worker_of(tag: str) -> str:

@@ -66,8 +66,13 @@ class Idle:
         if full:
             self.registered = ()
 
-    def wait(self, session: Session, queues: Sequence[str]) -> None:
-        """Arrange to be told when one of *queues* may have something."""
+    def wait(
+        self,
+        session: Session,
+        queues: Sequence[str],
+        is_sorted: Callable[[str], bool] = lambda _queue: False,
+    ) -> None:
+        """Arrange to be told when one of *queues* may have something; *is_sorted* says where jobs are sorted by key."""
         now = monotonic()
         if not session.tracking:
             self.next_look = now + self.polling_interval
@@ -75,9 +80,15 @@ class Idle:
         self.registered = tuple(queues)
         self.next_look = now + LOOK_INTERVAL * random.uniform(0.8, 1.2)
         packed = session.store.watch(queues, watchers=WATCHERS, stale=int(STALE_AFTER * 1000))
-        session.link.send(packed, partial(self._track, session, queues))
+        session.link.send(packed, partial(self._track, session, queues, is_sorted))
 
-    def _track(self, session: Session, queues: Sequence[str], roles: Any) -> None:
+    def _track(
+        self,
+        session: Session,
+        queues: Sequence[str],
+        is_sorted: Callable[[str], bool],
+        roles: Any,
+    ) -> None:
         if isinstance(roles, RedisError):
             self._refused(roles)
             return
@@ -85,6 +96,8 @@ class Idle:
         for queue, watches in zip(queues, roles, strict=True):
             if watches:
                 keys += [session.keys.returned(queue), *session.keys.inboxes(queue)]
+                if is_sorted(queue):
+                    keys.append(session.keys.ready(queue))
         # EXISTS says whether something came meanwhile, and has the server remember the keys.
         caching = calls.command(calls.pack("CLIENT", "CACHING", "YES"))
         packed = caching + calls.command(calls.pack("EXISTS", *keys))

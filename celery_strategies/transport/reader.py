@@ -33,16 +33,19 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from celery_strategies.core.policy import Policy
 from celery_strategies.core.sources import SourceList
 from celery_strategies.core.strategies import Strategy, turn_from
 from celery_strategies.errors import ImproperlyConfigured
 from celery_strategies.store import store as calls
 from celery_strategies.store.link import Link, ignore
 from celery_strategies.store.store import Delivery, Grant, SourceKeys, Store, TakePlan
+from celery_strategies.transport.delays import Delays
 from celery_strategies.transport.idle import Idle
 from celery_strategies.transport.patience import Patience
 from celery_strategies.transport.session import Session
 from celery_strategies.transport.settler import Held, Settler
+from celery_strategies.transport.sorting import Sorting
 from celery_strategies.transport.strays import Strays
 from celery_strategies.transport.upkeep import Upkeep
 from celery_strategies.transport.waker import Waker
@@ -76,7 +79,8 @@ class Reader:
 
     *name* is the worker's node name; *capacity* returns how many more messages may be held now (0 or less: none).
     *accepts* says which consumed queues become sources; *ranks* orders them; *polling_interval* (seconds) is used
-    where client tracking is refused.
+    where client tracking is refused. *policy* says how jobs are sorted by key, with these *caps* (core/policy.py); *runs* says
+    whether what was told to ``settler.run_by`` still runs.
     """
 
     def __init__(
@@ -88,6 +92,9 @@ class Reader:
         accepts: Callable[[str], bool] = lambda _queue: True,
         ranks: Mapping[str, int] | None = None,
         polling_interval: float = 0.1,
+        policy: Policy | None = None,
+        caps: Mapping[str, int] | None = None,
+        runs: Callable[[Any], bool] = lambda _job: False,
     ) -> None:
         self.worker = f"{name}-{uuid4().hex[:12]}"
         self.strategy = strategy
@@ -101,7 +108,7 @@ class Reader:
         self.loop_thread: int | None = None
         self.call_later: Callable[[float], Any] | None = None
         self.patience = Patience(self._pause)
-        self.settler = Settler(self.worker, self.patience, self._settle_pending)
+        self.settler = Settler(self.worker, self.patience, self._settle_pending, runs)
         self.idle = Idle(
             self.worker,
             polling_interval,
@@ -114,6 +121,20 @@ class Reader:
             partial(self._refused, "survey"),
             partial(self.patience.accepted, "survey"),
         )
+        self.sorting = Sorting(
+            policy,
+            caps,
+            self.patience,
+            changed=self._sources_changed,
+            look=self._look,
+            refused=self._refused,
+            later=self._pause,
+        )
+        self.delays = Delays(
+            self.patience, look=self._look, refused=self._refused, later=self._pause
+        )
+        #: The server's time, in seconds since the epoch, when the messages that are being delivered were taken.
+        self.granted_at = 0.0
         self.upkeep = Upkeep(self.settler, self.patience, self._restore_foreign, self._look)
         self._session: Session | None = None
         self._sessions = 0
@@ -188,6 +209,9 @@ class Reader:
         self.patience.reset()
         self.idle.reset()
         self.upkeep.reset()
+        self.sorting.reset()
+        self.delays.reset()
+        self._plan = None
         self.strays.reset(channel_steps=self.channel.priority_steps)
         self._session = session
         return session
@@ -287,9 +311,16 @@ class Reader:
         self._plan = None
 
     def _prepare(self, session: Session) -> TakePlan:
+        # A queue waits for its policy, lest its jobs be taken in another order.
         sources = [
-            SourceKeys(source.queue, source.levels, self.strays.lists(source.queue, source.levels))
+            SourceKeys(
+                source.queue,
+                source.levels,
+                self.strays.lists(source.queue, source.levels),
+                self.sorting.sorted(source.queue),
+            )
             for source in self.sources.ordered()
+            if self.sorting.known(source.queue)
         ]
         order = tuple(source.queue for source in sources)
         self._turn = turn_from(self._last_yield, order, self._order)
@@ -328,9 +359,15 @@ class Reader:
             self._hungry = True
         # Before the take, after which a turn ends: a worker that is never idle has upkeep too.
         self.upkeep.run(session, now)
+        queues = tuple(self._bindings)
+        self.sorting.agree(session, queues, now)
+        self.delays.run(session, queues, now)
+        if self.settler.running:
+            self.settler.note_ended()
         if self._asked or self.strays.surveying or self.settler.returning:
             return
         plan = self._plan or self._prepare(session)
+        self.sorting.run(session, plan.sources, now)
         if plan.sources and (self._hungry or now >= self.idle.next_look) and not resting("take"):
             self._hungry = True
             n = self.capacity()
@@ -393,8 +430,10 @@ class Reader:
 
     def timeout(self) -> float:
         """Return for how long, in seconds, to sleep now."""
-        pause = self.patience.remaining(monotonic(), "take", "settle", "give back")
-        return min(self.pulse, pause) if pause else self.pulse
+        now = monotonic()
+        pause = self.patience.remaining(now, "take", "settle", "give back")
+        limit = min(self.pulse, max(0.001, self.delays.remaining(now)))
+        return min(limit, pause) if pause else limit
 
     def _pause(self, pause: float) -> None:
         if self.call_later is not None:
@@ -448,6 +487,7 @@ class Reader:
         self._granted_last = len(deliveries)
         self._lingering = False
         if deliveries:
+            self.granted_at = grant.now or 0.0
             self._last_yield = plan.sources[deliveries[-1].source].queue
             self._turn = grant.turn
             self.idle.yielded(full=full)
@@ -457,10 +497,11 @@ class Reader:
             # It cannot wait to be told: it looks again.
             self.idle.next_look = monotonic() + pause
         else:
-            self.idle.wait(session, self._order)
+            self.idle.wait(session, self._order, self.sorting.sorted)
         self._deliver(plan, deliveries)
 
     def _report(self, plan: TakePlan, grant: Grant) -> None:
+        self.sorting.report(plan.sources, grant)
         for index, reason in grant.broken:
             queue = plan.sources[index].queue
             self.patience.complain(

@@ -29,12 +29,14 @@ logger = logging.getLogger("celery_strategies.reader")
 class Held:
     """One message that this worker holds: its queue, its list there, and who works on it.
 
-    *message* is a weak reference: once nobody has the message any more, nobody can settle it.
+    *message* is a weak reference: once nobody has the message any more, nobody can settle it. *job* is one to what
+    runs it, if that is known.
     """
 
     queue: str
     list: int
     message: Callable[[], Any] | None = None
+    job: Callable[[], Any] | None = None
     suspect: bool = False
 
 
@@ -46,15 +48,30 @@ Back = tuple[str, bool]
 Batch = tuple[list[str], list[Other], list[Back]]
 
 
+def _bare(settle: str) -> str:
+    """Return the tag of a settle that may say more than that."""
+    return settle.lstrip(calls.STILL_RUNS + calls.HAS_ENDED)
+
+
 class Settler:
     """Keep the held tags of *worker* and settle them.
 
-    *notify* is called, from any thread, when a settle is pending.
+    *notify* is called, from any thread, when a settle is pending. *runs* says whether a job, as told to
+    :meth:`work_on`, has not ended.
     """
 
-    def __init__(self, worker: str, patience: Patience, notify: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        worker: str,
+        patience: Patience,
+        notify: Callable[[], None],
+        runs: Callable[[Any], bool] = lambda _job: False,
+    ) -> None:
         self.worker = worker
         self.held: dict[str, Held] = {}
+        #: Jobs of sorted sources that run although their message is acknowledged: they count for caps and groups.
+        self.running: dict[str, Callable[[], Any]] = {}
+        self._runs = runs
         self._patience = patience
         self._notify = notify
         self._acks: deque[str] = deque()
@@ -72,8 +89,13 @@ class Settler:
 
     def settle(self, tag: str) -> None:
         """Acknowledge *tag*, or reject it for good."""
-        if self._holds(tag, "Settling") is not None:
-            self._acks.append(tag)
+        held = self._holds(tag, "Settling")
+        if held is not None:
+            if held.job is not None and calls.is_sorted(tag) and self._goes_on(held.job):
+                self.running[tag] = held.job
+                self._acks.append(calls.STILL_RUNS + tag)
+            else:
+                self._acks.append(tag)
             self._release(tag)
 
     def requeue(self, tag: str) -> None:
@@ -97,6 +119,17 @@ class Settler:
                 self._back.append((tag, started))
                 self.held.pop(tag, None)
         self._notify()
+
+    def delay(self, tag: str, due: float) -> None:
+        """Put *tag*'s message where it waits until *due*, in seconds since the epoch by the server's clock."""
+        held = self._holds(tag, "Delaying")
+        if held is not None:
+            self._others.append((tag, lambda store: store.delay(tag, held.queue, due)))
+            self._release(tag)
+
+    def _goes_on(self, job: Callable[[], Any]) -> bool:
+        found = job()
+        return found is not None and self._runs(found)
 
     def _holds(self, tag: str, verb: str) -> Held | None:
         held = self.held.get(tag)
@@ -136,12 +169,19 @@ class Settler:
     def tags(self) -> set[str]:
         """Return every tag that Redis may still list as this worker's, and rightly."""
         # Held first: a tag that another thread moves meanwhile is seen where it goes.
-        settling = {*self.held}
-        settling.update(self._acks)
+        settling = {*self.held, *self.running}
+        settling.update(map(_bare, tuple(self._acks)))
         settling.update(tag for tag, _ in (*self._others, *self._back))
         for acks, others, back in self._unconfirmed.values():
-            settling.update(acks, (tag for tag, _ in (*others, *back)))
+            settling.update(map(_bare, acks), (tag for tag, _ in (*others, *back)))
         return settling
+
+    def note_ended(self) -> None:
+        """Look which of the jobs that were acknowledged when they started have ended."""
+        for tag, job in tuple(self.running.items()):
+            if not self._goes_on(job):
+                self._acks.append(calls.HAS_ENDED + tag)
+                del self.running[tag]
 
     def hold(self, tag: str, queue: str, step: int) -> None:
         """Note that take handed out *tag*."""
@@ -177,11 +217,14 @@ class Settler:
                 gone[0],
             )
         if self._resent:
-            self._resent.difference_update(acks, (tag for tag, _ in (*others, *back)))
+            self._resent.difference_update(map(_bare, acks), (tag for tag, _ in (*others, *back)))
 
     def refuse(self, session: Session, what: str, error: RedisError, batch: int = 0) -> None:
         """Take up *batch*, which Redis did not execute; load the scripts again if they are missing."""
-        self._take_up(self._unconfirmed.pop(batch, ([], [], [])))
+        batch_lost = self._unconfirmed.pop(batch, ([], [], []))
+        # A script that failed halfway may have settled them already.
+        self._resent.update(map(_bare, batch_lost[0]))
+        self._take_up(batch_lost)
         if isinstance(error, NoScriptError):
             commands = calls.load_scripts()
             session.link.send(b"".join(commands), *([ignore] * len(commands)))
@@ -202,7 +245,7 @@ class Settler:
         """After a lost connection: what was sent may have been executed or not, so it is sent again."""
         for batch in sorted(self._unconfirmed, reverse=True):
             acks, others, back = self._unconfirmed.pop(batch)
-            self._resent.update(acks, (tag for tag, _ in (*others, *back)))
+            self._resent.update(map(_bare, acks), (tag for tag, _ in (*others, *back)))
             self._take_up((acks, others, back))
 
     def send_acks(self, session: Session) -> None:
@@ -276,6 +319,12 @@ class Settler:
         held = self.held.get(tag)
         if held is not None:
             held.message = ref(message)
+
+    def run_by(self, tag: str, job: Any) -> None:
+        """Note that *job* is what runs the message of *tag*."""
+        held = self.held.get(tag)
+        if held is not None and calls.is_sorted(tag):
+            held.job = ref(job)
 
     def reclaim(self) -> None:
         """Give back messages that nobody has any more: nobody is left to settle them.

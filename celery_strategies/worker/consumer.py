@@ -9,6 +9,8 @@ from __future__ import annotations
 import logging
 import threading
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from time import monotonic, sleep
 from typing import Any
 
@@ -82,6 +84,10 @@ class StrategyConsumer(MessageConsumer):
             accepts=lambda queue: queue in self.app.amqp.queues.consume_from,
             ranks=self.strategies_settings.ranks,
             polling_interval=self.strategies_settings.polling_interval,
+            policy=self.strategies_settings.policy(),
+            caps=self.strategies_settings.max_in_flight,
+            # Celery's own truth: a request is reserved until it is ready.
+            runs=lambda request: request in state.reserved_requests,
         )
         pools.watch_slots(
             pool,
@@ -90,9 +96,9 @@ class StrategyConsumer(MessageConsumer):
             in_loop=kwargs.get("hub") is not None and isinstance(pool, Prefork),
         )
         if on_task_request == getattr(controller, "_process_task", None):
-            on_task_request = pools.guard_starts(controller, self._on_unfit)
+            on_task_request = pools.guard_starts(controller, self._on_unfit, self._starting)
         elif controller is not None:
-            pools.guard_starts(controller, self._on_unfit)
+            pools.guard_starts(controller, self._on_unfit, self._starting)
         super().__init__(
             on_task_request,
             *args,
@@ -103,6 +109,13 @@ class StrategyConsumer(MessageConsumer):
             worker_options=worker_options,
             **kwargs,
         )
+        run = self.loop
+
+        def loop(*args: Any) -> Any:
+            with self._misconfiguration_ends_the_worker():
+                return run(*args)
+
+        self.loop = loop
         # MISCONF, OOM, READONLY or missing permissions end some time; Celery would end the worker.
         self.connection_errors = (*self.connection_errors, ResponseError)  # type: ignore[has-type]
 
@@ -115,6 +128,9 @@ class StrategyConsumer(MessageConsumer):
         if slots.leaving():
             return 0
         return slots.free(self, self.strategies_settings.read_ahead)
+
+    def _starting(self, request: Any) -> None:
+        self.reader.settler.run_by(request._message.delivery_tag, request)
 
     def reset_rate_limits(self) -> None:
         """Apply the tasks' rate limits anew, also to the requests that wait for the old ones.
@@ -165,10 +181,15 @@ class StrategyConsumer(MessageConsumer):
         return connection
 
     def _attach(self, connection: Any) -> None:
-        try:
+        with self._misconfiguration_ends_the_worker():
             self.reader.attach(connection.default_channel)
+
+    @contextmanager
+    def _misconfiguration_ends_the_worker(self) -> Iterator[None]:
+        try:
+            yield
         except ImproperlyConfigured as exc:
-            # Connecting again would not help; an exception here would end the worker with a traceback.
+            # Trying again would not help; an exception here would end the worker with a traceback.
             logger.critical("%s", exc)
             raise WorkerShutdown(EX_FAILURE) from exc
 

@@ -93,8 +93,14 @@ def watch_slots(
         pool.apply_async = watched
 
 
-def guard_starts(controller: Any, unfit: Callable[[Any, Exception], None]) -> Callable[[Any], Any]:
+def guard_starts(
+    controller: Any,
+    unfit: Callable[[Any, Exception], None],
+    starting: Callable[[Any], None] = lambda _request: None,
+) -> Callable[[Any], Any]:
     """Hand a request that cannot even be given to the pool to *unfit*; return what starts a request.
+
+    *starting* is told of each request before it is given to the pool.
 
     Its message has a shape that nobody foresaw (time limits, stamps): the error would end the loop,
     and the message, back at the head of its queue, the next worker's loop.
@@ -106,6 +112,7 @@ def guard_starts(controller: Any, unfit: Callable[[Any, Exception], None]) -> Ca
             for limit in request.time_limits:
                 if limit is not None and not isinstance(limit, (int, float)):
                     raise TypeError(f"a time limit is {limit!r}")
+            starting(request)
             return process(request)
         except DATA_ERRORS as exc:
             if request.time_start is not None or request._apply_result is not None:

@@ -84,25 +84,6 @@ local function problem(raw)
   return nil, message
 end
 
--- Remove settled tags; returns those that were no longer held. Tags are minted once, so
--- removing one that is gone touches nobody else's record.
-local function settle(unacked, unacked_index, holder, tags)
-  local lost = {}
-  if #tags == 0 then
-    return lost
-  end
-  local scores = call('ZMSCORE', unacked_index, unpack(tags))
-  for i = 1, #tags do
-    if not scores[i] then
-      lost[#lost + 1] = tags[i]
-    end
-  end
-  call('HDEL', unacked, unpack(tags))
-  call('ZREM', unacked_index, unpack(tags))
-  call('HDEL', holder, unpack(tags))
-  return lost
-end
-
 -- The raw message inside a tag's unacked record '[raw,"","queue"]'; nil if there is no such record.
 -- Reads all that settle() will write, so that a key of a wrong type stops a script before it wrote.
 local function raw_of(unacked, unacked_index, tag, suffix)

@@ -13,7 +13,8 @@ call('DEL', KEYS[1])
 local tag = ARGV[1]
 local raw = call('HEXISTS', KEYS[4], tag) == 1 and raw_of(KEYS[2], KEYS[3], tag, ARGV[2])
 if not raw then
-  call('HDEL', KEYS[4], tag)
+  settle(sub(KEYS[1], 1, -8), KEYS[2], KEYS[3], KEYS[4], {'\2' .. tag})
+  save_all()
   return 0
 end
 -- Insert the mark into the last delivery_info, where Kombu writes it; keep the bytes if that is not it.
@@ -37,5 +38,6 @@ if not find(raw, '"redelivered"', 1, true) then
   end
 end
 call('LPUSH', KEYS[5], text)
-settle(KEYS[2], KEYS[3], KEYS[4], {tag})
+settle(sub(KEYS[1], 1, -8), KEYS[2], KEYS[3], KEYS[4], {tag})
+save_all()
 return 1

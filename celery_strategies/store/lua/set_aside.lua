@@ -16,10 +16,12 @@ local tag = ARGV[1]
 local place = call('HGET', KEYS[4], tag)
 local raw = place and raw_of(KEYS[2], KEYS[3], tag, ARGV[2])
 if not raw then
-  call('HDEL', KEYS[4], tag)
+  settle(sub(KEYS[1], 1, -8), KEYS[2], KEYS[3], KEYS[4], {'\2' .. tag})
+  save_all()
   return ''
 end
 local list = string.match(place, '^(%d+):')
 local id = call('XADD', KEYS[5], '*', 'reason', ARGV[3], 'list', list, 'worker', ARGV[4], 'message', raw)
-settle(KEYS[2], KEYS[3], KEYS[4], {tag})
+settle(sub(KEYS[1], 1, -8), KEYS[2], KEYS[3], KEYS[4], {tag})
+save_all()
 return id

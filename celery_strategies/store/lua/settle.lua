@@ -4,8 +4,10 @@
 -- KEYS[2] unacked hash: Kombu's records
 -- KEYS[3] unacked_index zset: tag -> seconds
 -- KEYS[4] holder hash: tag -> place
--- ARGV[1+] tags: one each
+-- ARGV[1+] tags: one each; \1 before one says that its job still runs, \2 that it has ended (_sorted.lua)
 -- Returns tags that this worker did not hold any more
 -- Invariant: only records under the named tags are touched, so it can be repeated
 call('DEL', KEYS[1])
-return settle(KEYS[2], KEYS[3], KEYS[4], ARGV)
+local lost = settle(sub(KEYS[1], 1, -8), KEYS[2], KEYS[3], KEYS[4], ARGV)
+save_all()
+return lost

@@ -13,14 +13,17 @@
 -- ARGV[5] list_counts bytes: number of lists of each source
 -- ARGV[6] levels bytes: levels of each source, 0 = none: each list is one
 -- ARGV[7] lists bytes: index of each list, source by source
--- ARGV[8+] sources: record suffix of each
+-- ARGV[8] sorted bytes: 1 for each source whose jobs are sorted by key
+-- ARGV[9+] sources: record suffix of each
 -- ARGV[...] call: session, n, turn (0-based), idle (0/1), now (microseconds or ''), tags to settle
--- Returns {valid, turn, more, messages, bad, broken, lost}: messages = source, tag, list, deliveries, raw, ...
+-- Returns {valid, turn, more, messages, bad, broken, lost, now, unsorted, notes, unknown}: messages = source, tag, list,
+--   deliveries, raw, ...; now in microseconds, '' if it was not asked for; unsorted = source, messages, ...; notes = source,
+--   text, ...; unknown = sources that are to be sorted and have no policy
 -- Invariant: the new place is written before the old one is removed; nothing is written for a stale session
 local wake, sequence, unacked, unacked_index, holder = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local worker, strategy, byte_limit = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
-local count, list_counts, levels, list_index = tonumber(ARGV[4]), ARGV[5], ARGV[6], ARGV[7]
-local arg = 7 + count
+local count, list_counts, levels, list_index, sorted = tonumber(ARGV[4]), ARGV[5], ARGV[6], ARGV[7], ARGV[8]
+local arg = 8 + count
 local session, n, turn = ARGV[arg + 1], tonumber(ARGV[arg + 2]), tonumber(ARGV[arg + 3])
 local idle = ARGV[arg + 4] == '1'
 if call('HGET', holder, '') ~= session then
@@ -29,6 +32,19 @@ end
 -- A key of a wrong type must stop the script here, not between its writes.
 call('HLEN', unacked)
 call('ZCARD', unacked_index)
+local any_sorted = find(sorted, '\1', 1, true) ~= nil
+-- A refusal here, of a write that changes nothing, says that memory is full: then only what is needed gets sorted.
+local roomy = not any_sorted or type(try('SETRANGE', wake, 0, '')) ~= 'table'
+-- The first write is one that is not refused when memory is full, and later writes follow the first.
+local woken = call('DEL', wake) == 1
+local tags = {}
+for i = arg + 6, #ARGV do
+  tags[#tags + 1] = ARGV[i]
+end
+local root = sub(wake, 1, #wake - #worker - 5)
+-- Before anything is chosen: what ended makes room for the next of its key.
+local lost = settle(root, unacked, unacked_index, holder, tags)
+local now = any_sorted and clock(ARGV[arg + 5])
 -- Per source: keys before its own, lists before its own, messages waiting, messages taken. What is known of its
 -- lists, `lengths` and `used` ([0] is the returned set), is only there where something waits, and what is known of
 -- its returned set, only where something was returned.
@@ -39,14 +55,53 @@ for s = 1, count do
   local lists = byte(list_counts, s)
   key, lists_before = key + 4 + lists, lists_before + lists
 end
-local tags = {}
-for i = arg + 6, #ARGV do
-  tags[#tags + 1] = ARGV[i]
-end
-local plan, bad, broken, bytes = {}, {}, {}, 0
+local plan, bad, broken, bytes, more = {}, {}, {}, 0, 0
+local queues, unsorted, unknown = {}, {}, {}
+local budget = {messages = 0, extra = 256, bytes = 262144}
 
 local function broke(s, failure)
   broken[#broken + 1], broken[#broken + 2] = s - 1, failure.err
+end
+
+local function level_of(s, list)
+  local its_levels = byte(levels, s)
+  return its_levels > 0 and math.min(list, its_levels - 1) or list
+end
+
+-- Sort what is new in a source, a little; returns how many of its messages may run, or may once they are sorted.
+local function sort_some(s, q)
+  local k, lists = key_of[s] + 4, byte(list_counts, s)
+  local ready, length_of, new = runnable(q), lengths[s], 0
+  for i = 0, lists do
+    new = new + (length_of[i] or 0)
+  end
+  if new == 0 then
+    return ready
+  end
+  local needed = math.max(0, n - #plan - ready)
+  -- A small inbox is sorted at once, so that the next choice is fair; a large one has the sorter.
+  local wanted = roomy and (new <= budget.extra and new or 16) or 0
+  budget.extra = budget.extra - math.min(budget.extra, math.max(0, wanted - needed))
+  budget.messages = math.max(needed, wanted)
+  local given = budget.messages
+  if given == 0 then
+    return ready + new
+  end
+  -- One message at least: the bytes bound what a call sorts beyond that.
+  budget.bytes = math.max(budget.bytes, 1)
+  local names = {set_aside = KEYS[k - 3], returned = KEYS[k], sequence = sequence}
+  local inbox, numbers = {}, {}
+  for i = 1, lists do
+    inbox[i], numbers[i] = KEYS[k + i], byte(list_index, list_of[s] + i)
+  end
+  local left = sort(q, names, inbox, numbers, length_of, byte(levels, s), budget, now / 1000, worker)
+  if q.broken then
+    broke(s, {err = q.broken})
+    q.broken = nil
+  elseif left > 0 then
+    unsorted[#unsorted + 1], unsorted[#unsorted + 2] = s - 1, left
+  end
+  return runnable(q) + left
 end
 
 -- Messages waiting in a source; read once a call and counted down, exact because the script is atomic.
@@ -76,18 +131,23 @@ local function measure(s)
     end
     lengths[s], used[s], taken[s] = length_of, {}, 0
   end
+  if byte(sorted, s) == 1 then
+    local q = open(sub(KEYS[k - 3], 1, -10))
+    queues[s] = q
+    if q then
+      lengths[s], used[s], taken[s] = lengths[s] or {}, used[s] or {}, taken[s] or 0
+      total = sort_some(s, q)
+    else
+      unknown[#unknown + 1] = s - 1
+    end
+  end
   waiting[s] = total
   return total
 end
 
-local function level_of(s, list)
-  local its_levels = byte(levels, s)
-  return its_levels > 0 and math.min(list, its_levels - 1) or list
-end
-
 -- The returned message that goes before all that waits at `level`: the oldest of the highest level. A message has
 -- the level that its list has now; the lists beyond the last level are one level, hence the look at several.
-local function head_of(s, level)
+local function returned_head(s, level)
   local back = returned[s]
   if not back then
     back = {heads = {}, passed = {}, members = {}}
@@ -124,8 +184,31 @@ local function head_of(s, level)
   return best
 end
 
+-- Plan the next job of a source whose jobs are sorted; false if none may run now.
+local function draw_by_key(s, q)
+  for l = 0, 9 do
+    if get(q, 'r' .. l) > 0 then
+      local c, element = pick(q, l, n)
+      if c then
+        local raw, number, deliveries, weight = draw_sorted(q, l, c, element)
+        waiting[s], taken[s], bytes = waiting[s] - 1, taken[s] + 1, bytes + #raw
+        if c.full then
+          waiting[s] = math.max(0, waiting[s] - count_of(q, l, c.key) + c.taken)
+        end
+        plan[#plan + 1] = {s, l, number, deliveries, raw, c.key, weight}
+        return true
+      end
+    end
+  end
+  waiting[s] = 0
+  return false
+end
+
 -- Move the oldest message of the highest level of a source to the plan; false if it yielded none.
 local function draw(s)
+  if queues[s] then
+    return draw_by_key(s, queues[s])
+  end
   local k, length_of, used_of, at = key_of[s] + 4, lengths[s], used[s], nil
   for i = 1, byte(list_counts, s) do
     if length_of[i] and (used_of[i] or 0) < length_of[i] then
@@ -134,7 +217,7 @@ local function draw(s)
     end
   end
   local list = at and byte(list_index, list_of[s] + at)
-  local head = (used_of[0] or 0) < (length_of[0] or 0) and head_of(s, at and level_of(s, list) or 9)
+  local head = (used_of[0] or 0) < (length_of[0] or 0) and returned_head(s, at and level_of(s, list) or 9)
   local raw, place, deliveries = nil, false, 0
   if head then
     at, list, raw, place, deliveries = 0, head.list, head.raw, head.place, head.deliveries
@@ -187,7 +270,6 @@ local function choose()
   return best
 end
 
-local more = 0
 while #plan < n do
   if bytes >= byte_limit or #bad >= 64 then
     more = 1
@@ -202,10 +284,8 @@ while #plan < n do
   end
 end
 
--- Writes from here on. A DEL is not refused when memory is full, and later writes follow the first.
-local woken = call('DEL', wake) == 1
-local lost = settle(unacked, unacked_index, holder, tags)
-local messages, noted = {}, {}
+-- The new places, then the end of the old ones.
+local messages, noted, notes = {}, {}, {}
 for i = 1, #bad do
   local s, list, reason, raw = unpack(bad[i])
   local id = call('XADD', KEYS[key_of[s] + 1], '*', 'reason', reason, 'list', list, 'worker', worker, 'message', raw)
@@ -214,18 +294,24 @@ for i = 1, #bad do
 end
 if #plan > 0 then
   local last = call('INCRBY', sequence, #plan)
-  local seconds = format('%.6f', clock(ARGV[arg + 5]) / 1000000)
+  now = now or clock(ARGV[arg + 5])
+  local seconds = format('%.6f', now / 1000000)
   local records, scores, places = {}, {}, {}
   for i = 1, #plan do
-    local s, list, place, deliveries, raw = unpack(plan[i])
+    local s, list, place, deliveries, raw, its_key, weight = unpack(plan[i])
     local number = last - #plan + i
     -- A Redis that lost its last writes counts again from an earlier number, but in a later session.
     local tag = worker .. ':' .. session .. '.' .. int(number)
-    local suffix = ARGV[7 + s]
-    records[2 * i - 1], records[2 * i] = tag, '[' .. raw .. suffix
-    scores[2 * i - 1], scores[2 * i] = seconds, tag
-    places[2 * i - 1] = tag
-    places[2 * i] = format('%d:%.0f:%d:', list, place or number, deliveries) .. suffix
+    local suffix = ARGV[8 + s]
+    records[2 * i], scores[2 * i - 1] = '[' .. raw .. suffix, seconds
+    places[2 * i] = format('%d:%.0f:%d:', list, place or number, deliveries)
+    if its_key then
+      tag = tag .. 'k'
+      call('SADD', queues[s].base .. 'running:' .. its_key, tag)
+      places[2 * i] = places[2 * i] .. weight .. ':' .. #its_key .. ':' .. its_key
+    end
+    places[2 * i] = places[2 * i] .. suffix
+    records[2 * i - 1], scores[2 * i], places[2 * i - 1] = tag, tag, tag
     local m = #messages
     messages[m + 1], messages[m + 2], messages[m + 3] = s - 1, tag, list
     messages[m + 4], messages[m + 5] = deliveries, raw
@@ -241,6 +327,23 @@ for s, used_of in pairs(used) do
       call('LTRIM', KEYS[k + i], 0, -number - 1)
     else
       call('ZREM', KEYS[k], unpack(returned[s].members))
+    end
+  end
+end
+for s, q in pairs(queues) do
+  if q then
+    for l in pairs(q.levels) do
+      commit(q, l)
+    end
+    for i = 1, #q.aside, 2 do
+      local m = #noted
+      noted[m + 1], noted[m + 2], noted[m + 3] = s - 1, q.aside[i], q.aside[i + 1]
+    end
+    for i = 1, #q.notes do
+      notes[#notes + 1], notes[#notes + 2] = s - 1, q.notes[i]
+    end
+    if #plan < n and (q.more or unsorted[1]) then
+      more = 1
     end
   end
 end
@@ -261,4 +364,5 @@ for s = 1, count do
     end
   end
 end
-return {1, turn, more, messages, noted, broken, lost}
+save_all()
+return {1, turn, more, messages, noted, broken, lost, now and int(now) or '', unsorted, notes, unknown}

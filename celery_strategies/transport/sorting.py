@@ -1,0 +1,200 @@
+"""Which sources are sorted by key, under which policy, and the sorting of a backlog.
+
+Owns the agreement with Redis on each queue's policy, and the calls that sort what a take had no room for. A take sorts a
+little of what is new by itself; where a large backlog is found, one worker, elected by the first call, sorts on, for at
+most half of the time.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from time import monotonic
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from celery_strategies.core.policy import Policy
+from celery_strategies.errors import ImproperlyConfigured
+from celery_strategies.store.store import Agreement, Grant, SourceKeys, steer
+from celery_strategies.transport.patience import Patience
+from celery_strategies.transport.session import Session
+
+logger = logging.getLogger("celery_strategies.reader")
+
+#: Seconds between looks whether somebody began, or ceased, to sort a queue.
+LOOK_INTERVAL = 5.0
+#: Seconds after which a worker asks again to sort a queue that another one sorts.
+RETRY_INTERVAL = 1.0
+#: Shortest pause between two sorting calls, in seconds.
+SHORTEST_PAUSE = 0.001
+
+
+class Sorting:
+    """Keep what one worker knows of the policies of its queues, and sort.
+
+    *policy* and *caps* are this worker's settings, None: it has none, and serves what others sorted. *changed* is called
+    when the plan of takes has to be made anew, *look* when a take is worth while, *refused* with an error reply and what
+    was asked, *later* with seconds after which a turn is due.
+    """
+
+    def __init__(
+        self,
+        policy: Policy | None,
+        caps: Mapping[str, int] | None,
+        patience: Patience,
+        *,
+        changed: Callable[[], None],
+        look: Callable[[bool], None],
+        refused: Callable[[str, RedisError], None],
+        later: Callable[[float], None],
+    ) -> None:
+        self.policy = policy
+        self.caps = dict(caps or {})
+        self._patience = patience
+        self._changed = changed
+        self._look = look
+        self._refused = refused
+        self._later = later
+        #: What is known of each queue: its policy, or None where it has none.
+        self._known: dict[str, Policy | None] = {}
+        self._asked: set[str] = set()
+        self._next_look = 0.0
+        #: When to sort a queue next; None while a call is out.
+        self._due: dict[str, float | None] = {}
+
+    def reset(self) -> None:
+        """Begin anew on a new connection."""
+        self._known.clear()
+        self._asked.clear()
+        self._due.clear()
+        self._next_look = 0.0
+
+    def known(self, queue: str) -> bool:
+        """Whether it is known how *queue* is read."""
+        return queue in self._known
+
+    def sorted(self, queue: str) -> bool:
+        """Whether the jobs of *queue* are sorted by key."""
+        return self._known.get(queue) is not None
+
+    # -- agreeing -------------------------------------------------------------------------------
+
+    def agree(self, session: Session, queues: Sequence[str], now: float) -> None:
+        """Ask about the policies of *queues* that are not known, and now and then about all."""
+        if self._patience.remaining(now, "policy"):
+            return
+        again = now >= self._next_look
+        if again:
+            self._next_look = now + LOOK_INTERVAL
+        for queue in queues:
+            if queue in self._asked or (queue in self._known and not again):
+                continue
+            self._asked.add(queue)
+            wanted = self.policy if queue not in self._known else None
+            packed = session.store.adopt(queue, wanted, self.caps)
+            session.link.send(packed, partial(self._agreed, session, queue, wanted))
+
+    def forget(self, queues: Sequence[str]) -> None:
+        """Ask about *queues* again: their policy is gone."""
+        for queue in queues:
+            self._known.pop(queue, None)
+        self._changed()
+
+    def _agreed(self, session: Session, queue: str, wanted: Policy | None, reply: Any) -> None:
+        self._asked.discard(queue)
+        if isinstance(reply, RedisError):
+            self._refused("policy", reply)
+            return
+        self._patience.accepted("policy")
+        agreement = Agreement.parse(reply)
+        if wanted is not None and not agreement.agreed:
+            raise ImproperlyConfigured(
+                f"queue {queue!r} is sorted by {_told(agreement.policy)}, and this worker's settings say {_told(wanted)}: "
+                "one queue has one policy; give it the same settings, or run `celery strategies unsort` first"
+            )
+        if agreement.changed:
+            packed = steer(session.keys, queue, "caps", "")
+            session.link.send(packed, partial(self._steered, session, queue))
+        policy = agreement.policy
+        if policy is None and self.policy is not None:
+            # It was removed a moment ago; the next look finds it unknown and adopts it again.
+            self._known.pop(queue, None)
+        elif queue not in self._known or self._known[queue] != policy:
+            if policy is not None and self.policy is None:
+                logger.info("Queue %r is sorted by %s: serving that", queue, _told(policy))
+            self._known[queue] = policy
+        else:
+            return
+        self._changed()
+
+    def _steered(self, session: Session, queue: str, cursor: Any) -> None:
+        if isinstance(cursor, RedisError):
+            self._refused("policy", cursor)
+        elif cursor not in (b"0", b"-1"):
+            packed = steer(session.keys, queue, "caps", "", cursor=cursor.decode())
+            session.link.send(packed, partial(self._steered, session, queue))
+        else:
+            self._look(False)
+
+    # -- sorting --------------------------------------------------------------------------------
+
+    def report(self, sources: Sequence[SourceKeys], grant: Grant) -> None:
+        """Take note of what a take says about sorting."""
+        for index, text in grant.notes:
+            self._complain(sources[index].queue, text)
+        for index, _left in grant.unsorted:
+            self._due.setdefault(sources[index].queue, 0.0)
+        if grant.unknown:
+            self.forget([sources[index].queue for index in grant.unknown])
+
+    def run(self, session: Session, sources: Sequence[SourceKeys], now: float) -> None:
+        """Send the sorting calls that are due at *now* (monotonic seconds)."""
+        if not self._due or self._patience.remaining(now, "sort"):
+            return
+        for source in sources:
+            due = self._due.get(source.queue)
+            if due is not None and now >= due and source.sorted:
+                self._due[source.queue] = None
+                session.link.send(
+                    session.store.sort(source), partial(self._sorted, source, monotonic())
+                )
+
+    def _sorted(self, source: SourceKeys, sent: float, reply: Any) -> None:
+        queue = source.queue
+        if isinstance(reply, RedisError):
+            self._due[queue] = 0.0
+            self._refused("sort", reply)
+            return
+        self._patience.accepted("sort")
+        left, notes, aside = reply
+        for text in notes:
+            self._complain(queue, text.decode("utf-8", "replace"))
+        for entry, reason in zip(aside[::2], aside[1::2], strict=True):
+            logger.error(
+                "Set aside a message of queue %r that cannot be run: %s (entry %s)",
+                queue,
+                reason.decode("utf-8", "replace"),
+                entry.decode(),
+            )
+        if left == 0 or left == -2:
+            self._due.pop(queue, None)
+            return
+        now = monotonic()
+        # The call took at most that long, and may take as long again only after as long a pause.
+        pause = RETRY_INTERVAL if left < 0 else max(SHORTEST_PAUSE, now - sent)
+        self._due[queue] = now + pause
+        self._later(pause)
+
+    def _complain(self, queue: str, text: str) -> None:
+        self._patience.complain(f"tag {queue} {text}", "A job of queue %r: %s", queue, text)
+
+
+def _told(policy: Policy | None) -> str:
+    return (
+        ", ".join(f"{name}={value!r}" for name, value in asdict(policy).items())
+        if policy
+        else "nothing"
+    )
