@@ -61,9 +61,10 @@ def strategies(ctx: click.Context) -> None:
 @click.argument("queues", nargs=-1)
 @click.pass_context
 def unsort(ctx: click.Context, queues: tuple[str, ...]) -> None:
-    """Give messages that our workers put back to Kombu's own lists, so that stock workers see them.
+    """Give messages that only our workers see to Kombu's own lists, for stock workers: sorted, given back, delayed.
 
-    Without QUEUES: every queue that has such messages. Can be interrupted and repeated.
+    Without QUEUES: every queue that has such messages. Can be interrupted and repeated. Stop the workers that
+    sort a queue first, or they sort it again.
     """
     app: Any = ctx.obj.app
     with app.connection_for_write() as connection:
@@ -71,9 +72,9 @@ def unsort(ctx: click.Context, queues: tuple[str, ...]) -> None:
         if not hasattr(channel, "strategy_keys"):
             raise NotOurTransport(connection.transport.driver_type)
         client, keys = redis.Redis(connection_pool=channel.pool), channel.strategy_keys()
-        names = queues or admin.queues_with_returned(client, keys)
+        names = queues or admin.queues_to_unsort(client, keys)
         for name in names:
             moved = admin.unsort_queue(client, keys, name)
             ctx.obj.echo(f"{name}: {moved} messages moved to Kombu's lists")
         if not names:
-            ctx.obj.echo("No queue has messages that were given back.")
+            ctx.obj.echo("No queue has messages that only our workers see.")

@@ -1,39 +1,110 @@
-"""Calls for operators, over an ordinary blocking client."""
+"""Calls for operators and producers, over an ordinary blocking client.
+
+Everything here works in bounded calls, so that a large queue never stops the server, and can be interrupted and repeated.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 from redis.exceptions import NoScriptError
 
 from celery_strategies.store import scripts
 from celery_strategies.store.keys import Keys
-from celery_strategies.store.store import TAKE_LIMIT, unsort_keys
+from celery_strategies.store.scripts import Script
+from celery_strategies.store.store import SORT_LIMIT, TAKE_LIMIT, unsort_keys
+
+#: Keys whose jobs one call purges.
+PURGE_KEYS = 50
+
+
+def run(client: Any, script: Script, names: list[str], *argv: Any) -> Any:
+    """Run *script*, loading it if the server does not know it."""
+    try:
+        return client.evalsha(script.sha, len(names), *names, *argv)
+    except NoScriptError:
+        client.script_load(script.source)
+        return client.evalsha(script.sha, len(names), *names, *argv)
 
 
 def unsort_queue(client: Any, keys: Keys, queue: str) -> int:
-    """Move everything that was given back to *queue* to the heads of Kombu's lists; returns how many."""
+    """Give everything that only our workers see back to Kombu's lists; returns how many messages.
+
+    What was sorted goes to the heads of the lists in the order in which it would have been taken, before that what was
+    given back, and to the tails what is delayed. The queue's policy is removed: a worker of ours that still runs with
+    fair share makes it anew.
+    """
+    gathering = [keys.scratch, keys.policy(queue), keys.unsorted(queue)]
+    while run(client, scripts.GATHER, gathering, TAKE_LIMIT) >= 0:
+        pass
     total = 0
-    names = unsort_keys(keys, queue)
-    while True:
-        try:
-            moved = int(client.evalsha(scripts.UNSORT.sha, len(names), *names, TAKE_LIMIT))
-        except NoScriptError:
-            client.script_load(scripts.UNSORT.source)
-            continue
+    for moved in _unsorting(client, keys, queue):
         total += moved
-        if moved < TAKE_LIMIT:
-            return total
+    names = [keys.scratch, keys.delayed(queue), *keys.inboxes(queue)]
+    while moved := int(run(client, scripts.PROMOTE, names, SORT_LIMIT, "all")):
+        total += moved
+    return total
 
 
-def queues_with_returned(client: Any, keys: Keys) -> list[str]:
-    """Return the queues that have given-back messages, by name. Walks the key space with ``SCAN``."""
-    # A queue's name is what stands between two fixed ends, whatever it is.
-    start, end = keys.returned("\0").split("\0")
-    pattern = f"{_escaped(start)}*{_escaped(end)}"
-    found = client.scan_iter(match=pattern, count=1000, _type="ZSET")
-    return sorted({key.decode()[len(start) : -len(end)] for key in found})
+def _unsorting(client: Any, keys: Keys, queue: str) -> Iterator[int]:
+    while moved := int(run(client, scripts.UNSORT, unsort_keys(keys, queue), TAKE_LIMIT)):
+        yield moved
+
+
+def purge_sorted(client: Any, keys: Keys, queue: str) -> int:
+    """Remove the sorted jobs of *queue*; returns how many there were."""
+    total, more = 0, 1
+    while more:
+        removed, more = run(
+            client, scripts.PURGE, [keys.scratch, keys.policy(queue)], PURGE_KEYS
+        )
+        total += int(removed)
+    return total
+
+
+def set_weight(client: Any, keys: Keys, queue: str, key: str, weight: float | None) -> bool:
+    """Have the jobs of *key* served with *weight*, those that wait too; None: with their own again.
+
+    Returns False if the queue's jobs are not sorted.
+    """
+    value = "" if weight is None else repr(float(weight))
+    return _steer(client, keys, queue, "weights", f"!k{key}", value)
+
+
+def set_cap(client: Any, keys: Keys, queue: str, key: str, cap: int | None) -> bool:
+    """Let *cap* jobs of *key* ("*": of every key without a cap of its own) be in flight; None: as the settings say.
+
+    Returns False if the queue's jobs are not sorted.
+    """
+    field = "!*" if key == "*" else f"!k{key}"
+    return _steer(client, keys, queue, "caps", field, "" if cap is None else str(cap))
+
+
+def _steer(client: Any, keys: Keys, queue: str, what: str, field: str, value: str) -> bool:
+    names = [keys.policy(queue), keys.caps(queue) if what == "caps" else keys.weights(queue)]
+    cursor = b"0"
+    while True:
+        cursor = run(client, scripts.STEER, names, what, field, value, cursor)
+        if cursor in (b"0", b"-1", "0", "-1"):
+            return cursor in (b"0", "0")
+
+
+def queues_to_unsort(client: Any, keys: Keys) -> list[str]:
+    """Return the queues that have messages which only our workers see, by name. Walks the key space with ``SCAN``."""
+    found: set[str] = set()
+    for kind, key_of in (
+        ("ZSET", keys.returned),
+        ("ZSET", keys.delayed),
+        ("HASH", keys.policy),
+        ("LIST", keys.unsorted),
+    ):
+        # A queue's name is what stands between two fixed ends, whatever it is.
+        start, end = key_of("\0").split("\0")
+        names = client.scan_iter(match=f"{_escaped(start)}*{_escaped(end)}", count=1000, _type=kind)
+        found.update(name.decode()[len(start) : -len(end)] for name in names)
+    return sorted(found)
 
 
 def _escaped(text: str) -> str:

@@ -22,6 +22,7 @@ from redis.retry import Retry
 from celery_strategies.core.levels import LISTS, list_for
 from celery_strategies.errors import ImproperlyConfigured
 from celery_strategies.settings import Settings
+from celery_strategies.store import admin
 from celery_strategies.store.keys import Keys
 from celery_strategies.transport.reader import Reader
 
@@ -271,24 +272,29 @@ class ChannelMixin:
             return list(pipe.execute())
 
     def _size(self: Any, queue: str) -> int:
-        return sum(self._raw_call(*self._lengths_of(queue)))
+        sorted_jobs = ("HGET", self.strategy_keys().state(queue), "t")
+        return sum(int(size or 0) for size in self._raw_call(*self._lengths_of(queue), sorted_jobs))
 
     def _lengths_of(self: Any, queue: str) -> list[tuple[str, str]]:
         keys = self.strategy_keys()
         return [
             *(("LLEN", inbox) for inbox in keys.inboxes(queue)),
             ("ZCARD", keys.returned(queue)),
+            ("ZCARD", keys.delayed(queue)),
+            ("LLEN", keys.unsorted(queue)),
         ]
 
     def _purge(self: Any, queue: str) -> int:
         lengths = self._lengths_of(queue)
         # UNLINK: freeing a million messages must not stop the server.
         *sizes, _ = self._raw_call(*lengths, ("UNLINK", *(key for _, key in lengths)), atomic=True)
-        return sum(sizes)
+        with redis.Redis(connection_pool=self.pool) as client:
+            return sum(sizes) + admin.purge_sorted(client, self.strategy_keys(), queue)
 
     def _has_queue(self: Any, queue: str, **_: Any) -> bool:
         keys = self.strategy_keys()
-        return bool(self._raw_call(("EXISTS", *keys.inboxes(queue), keys.returned(queue)))[0])
+        names = [key for _, key in self._lengths_of(queue)]
+        return bool(self._raw_call(("EXISTS", *names, keys.policy(queue)))[0])
 
     def _delete(
         self: Any,

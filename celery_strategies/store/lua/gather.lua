@@ -41,6 +41,14 @@ for l = 0, 9 do
     end
   end
 end
+if moved == 0 and get(q, 'f') == 0 then
+  for l = 0, 9 do
+    -- Whoever removed a key's jobs by hand did not lower the counters.
+    if get(q, 'r' .. l) > 0 and call('EXISTS', q.base .. 'index:' .. l, q.base .. 'old:' .. l) == 0 then
+      put(q, 'r' .. l, 0)
+    end
+  end
+end
 save_all()
 if moved == 0 and get(q, 'f') == 0 and runnable(q) == 0 then
   call('DEL', KEYS[2], q.base .. 'state', q.base .. 'ready', q.base .. 'sorter')
