@@ -9,16 +9,26 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from celery_strategies.core.strategies import Strategy
-from celery_strategies.errors import ImproperlyConfigured, NotOurTransport, StrategiesError
+from celery_strategies.core.tags import UNKEYED
+from celery_strategies.errors import (
+    FairShareError,
+    ImproperlyConfigured,
+    NotOurTransport,
+    StrategiesError,
+)
 from celery_strategies.install import install
+from celery_strategies.publish.fair import Publication
 
 if TYPE_CHECKING:
     from celery_strategies.worker.consumer import StrategyConsumer
 
 __version__ = "0.1.0.dev0"
 __all__ = (
+    "UNKEYED",
+    "FairShareError",
     "ImproperlyConfigured",
     "NotOurTransport",
+    "Publication",
     "StrategiesError",
     "Strategy",
     "StrategyConsumer",

@@ -20,7 +20,7 @@ from celery import concurrency, signals
 from celery._state import _get_active_apps
 from celery.app.amqp import AMQP
 
-from celery_strategies.publish import levels
+from celery_strategies.publish.sender import wrap
 from celery_strategies.worker import boot, pool
 
 _TRANSPORTS = {
@@ -78,7 +78,7 @@ def _install_sender() -> None:
     create = AMQP._create_task_sender
 
     def _create_task_sender(self: Any) -> Any:
-        return levels.sender(self, create(self))
+        return wrap(self, create(self))
 
     AMQP._create_task_sender = _create_task_sender
     for app in _get_active_apps():

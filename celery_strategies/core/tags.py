@@ -17,6 +17,7 @@ __all__ = (
     "Unkeyed",
     "check_key",
     "check_weight",
+    "heed",
     "read_key",
     "read_tag",
 )
@@ -102,3 +103,21 @@ def read_tag(returned: object) -> Tag:
         raise ValueError("must be a key, or a pair (key, weight)")
     key, weight = read_key(returned[0]), check_weight(returned[1])
     return Tag(key, weight) if isinstance(key, str) else Tag(key)
+
+
+def heed(key: object, weight: object) -> Tag:
+    """Return what headers that somebody else has set amount to. Never raises.
+
+    As a worker reads them: what cannot be a key is none, a weight outside the range is brought into
+    it, and anything else that is not a weight is 1.
+    """
+    try:
+        known = None if key is None else check_key(key)
+    except ValueError:
+        known = None
+    try:
+        return Tag(known, check_weight(weight))
+    except ValueError:
+        if isinstance(weight, (int, float)) and not isinstance(weight, bool) and weight > 0:
+            return Tag(known, MIN_WEIGHT if weight < MIN_WEIGHT else MAX_WEIGHT)
+        return Tag(known)

@@ -1,15 +1,14 @@
 """Which level a published task gets when nobody named one.
 
-Owns the wrap around Celery's task sender. Kombu writes ``priority: 0`` where none was given, and 0 is the highest
-level, so the default must be set before the message reaches Kombu.
+Kombu writes ``priority: 0`` where none was given, and 0 is the highest level, so the default must be set before the
+message reaches Kombu.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from celery_strategies import settings as settings_module
 from celery_strategies.settings import Settings
 from celery_strategies.transport.redis import LEVELS_OPTION
 
@@ -31,23 +30,14 @@ def max_priority_of(queue: Any) -> int | None:
     return maximum
 
 
-def sender(amqp: Any, send_task_message: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap *send_task_message* so that every task of *amqp*'s app is published to its level."""
-    state: dict[str, Settings] = {}
-
-    def publish(producer: Any, name: str, message: Any, **options: Any) -> Any:
-        settings = state.get("settings")
-        if settings is None:
-            settings = state["settings"] = settings_module.load(amqp.app.conf)
-        if settings.priority_levels is not None:
-            carry_levels(producer.connection, settings)
-        if options.get("priority") is None:
-            level = _default_level(amqp, settings, options.get("queue"))
-            if level is not None:
-                options["priority"] = level
-        return send_task_message(producer, name, message, **options)
-
-    return publish
+def set_level(amqp: Any, settings: Settings, producer: Any, options: dict[str, Any]) -> None:
+    """Make *options*, those of a publish through *producer*, name a level."""
+    if settings.priority_levels is not None:
+        carry_levels(producer.connection, settings)
+    if options.get("priority") is None:
+        level = _default_level(amqp, settings, options.get("queue"))
+        if level is not None:
+            options["priority"] = level
 
 
 def _default_level(amqp: Any, settings: Settings, queue: Any) -> int | None:
