@@ -57,9 +57,7 @@ def purge_sorted(client: Any, keys: Keys, queue: str) -> int:
     """Remove the sorted jobs of *queue*; returns how many there were."""
     total, more = 0, 1
     while more:
-        removed, more = run(
-            client, scripts.PURGE, [keys.scratch, keys.policy(queue)], PURGE_KEYS
-        )
+        removed, more = run(client, scripts.PURGE, [keys.scratch, keys.policy(queue)], PURGE_KEYS)
         total += int(removed)
     return total
 

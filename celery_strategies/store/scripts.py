@@ -130,11 +130,12 @@ SET_ASIDE = load(
 DELAY = load(
     "delay",
     keys=("scratch", "unacked", "unacked_index", "holder", "delayed", "sequence"),
-    argv=("tag", "suffix", "due"),
+    argv=("tag", "suffix", "due", "mark"),
     helpers=_SORTED,
 )
 DUE = load("due", keys=("delayed",), argv=("now",))
 PROMOTE = load("promote", keys=("scratch", "delayed", "inbox"), argv=("count", "now"))
+RELEASE = load("release", keys=("scratch", "delayed"), argv=("cursor",))
 ADOPT = load(
     "adopt",
     keys=("policy", "state", "caps"),
@@ -172,6 +173,7 @@ ALL = (
     DELAY,
     DUE,
     PROMOTE,
+    RELEASE,
     ADOPT,
     SORT,
     STEER,

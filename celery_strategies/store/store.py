@@ -7,6 +7,7 @@ connection, so the same code serves the reader's non-blocking link, a blocking c
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -275,11 +276,16 @@ class Store:
         names = [*self._unacked(), self.keys.holder(self.worker), self.keys.set_aside(queue)]
         return evalsha(scripts.SET_ASIDE, names, tag, suffix_of(queue), reason, self.worker)
 
-    def delay(self, tag: str, queue: str, due: float) -> bytes:
-        """Put a held message where it waits until *due*, in seconds since the epoch."""
+    def delay(self, tag: str, queue: str, due: float, *, limited: bool = False) -> bytes:
+        """Put a held message where it waits until *due*, in seconds since the epoch.
+
+        *limited* says that it waits for a rate limit, so that :meth:`release` finds it.
+        """
         names = [*self._unacked(), self.keys.holder(self.worker)]
         names += [self.keys.delayed(queue), self.keys.sequence]
-        return evalsha(scripts.DELAY, names, tag, suffix_of(queue), int(due * 1000) + 1)
+        # Rounded up: what comes back is due.
+        due_ms, mark = math.ceil(due * 1000), "r" if limited else ""
+        return evalsha(scripts.DELAY, names, tag, suffix_of(queue), due_ms, mark)
 
     def due(self, queues: Iterable[str], now: int | str = "") -> bytes:
         """Ask how many milliseconds the first delayed message of each queue has to wait; -1: there is none."""
@@ -289,6 +295,10 @@ class Store:
         """Move messages that are due to the tails of their lists; replies with how many."""
         names = [self.keys.scratch, self.keys.delayed(queue), *self.keys.inboxes(queue)]
         return evalsha(scripts.PROMOTE, names, count, now)
+
+    def release(self, queue: str, cursor: bytes | str = "0") -> bytes:
+        """Have delayed messages that wait for a rate limit come back at once; replies with the next cursor."""
+        return evalsha(scripts.RELEASE, [self.keys.scratch, self.keys.delayed(queue)], cursor)
 
     def adopt(
         self,

@@ -94,6 +94,20 @@ class Delays:
         self._next = 0.0
         self._later(0.0)
 
+    def release(self, session: Session, queue: str, cursor: Any = b"0") -> None:
+        """Have what waits for a rate limit in *queue* come back at once."""
+
+        def released(reply: Any) -> None:
+            if isinstance(reply, RedisError):
+                self._failed(reply)
+            elif reply != b"0":
+                self.release(session, queue, reply)
+            else:
+                self.expect(0.0)
+
+        if session.link.alive:
+            session.link.send(session.store.release(queue, cursor), released)
+
     def _failed(self, error: RedisError) -> None:
         self._next = monotonic()
         self._refused("promote", error)

@@ -550,6 +550,13 @@ class Reader:
             self.settler.work_on(delivery.tag, message)
         binding.callback(message)
 
+    def release_limited(self) -> None:
+        """Have delayed messages that wait for a rate limit come back at once."""
+        session = self._session
+        if session is not None and session.link.alive and not self._draining:
+            for queue in tuple(self._bindings):
+                self.delays.release(session, queue)
+
     # -- settling -------------------------------------------------------------------------------
 
     def _settle_pending(self) -> None:

@@ -120,11 +120,16 @@ class Settler:
                 self.held.pop(tag, None)
         self._notify()
 
-    def delay(self, tag: str, due: float) -> None:
-        """Put *tag*'s message where it waits until *due*, in seconds since the epoch by the server's clock."""
+    def delay(self, tag: str, due: float, *, limited: bool = False) -> None:
+        """Put *tag*'s message where it waits until *due*, in seconds since the epoch by the server's clock.
+
+        *limited* says that it waits for a rate limit.
+        """
         held = self._holds(tag, "Delaying")
         if held is not None:
-            self._others.append((tag, lambda store: store.delay(tag, held.queue, due)))
+            self._others.append(
+                (tag, lambda store: store.delay(tag, held.queue, due, limited=limited))
+            )
             self._release(tag)
 
     def _goes_on(self, job: Callable[[], Any]) -> bool:

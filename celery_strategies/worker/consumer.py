@@ -28,6 +28,7 @@ from celery_strategies.transport.patience import Patience
 from celery_strategies.transport.reader import Reader
 from celery_strategies.transport.redis import READ_TIMEOUT, READER_OPTION, TransportMixin
 from celery_strategies.worker import banner, pools, slots
+from celery_strategies.worker.later import Later
 from celery_strategies.worker.messages import MessageConsumer, nothing
 
 logger = logging.getLogger("celery_strategies")
@@ -89,6 +90,7 @@ class StrategyConsumer(MessageConsumer):
             # Celery's own truth: a request is reserved until it is ready.
             runs=lambda request: request in state.reserved_requests,
         )
+        self.later = Later(self.reader, app)
         pools.watch_slots(
             pool,
             self.reader.wake,
@@ -130,7 +132,13 @@ class StrategyConsumer(MessageConsumer):
         return slots.free(self, self.strategies_settings.read_ahead)
 
     def _starting(self, request: Any) -> None:
+        self.later.starting(request)
         self.reader.settler.run_by(request._message.delivery_tag, request)
+
+    def _limit_task(self, request: Any, bucket: Any, tokens: int) -> Any:
+        if self.later.wait_for_limit(request, bucket, tokens):
+            return None
+        return super()._limit_task(request, bucket, tokens)
 
     def reset_rate_limits(self) -> None:
         """Apply the tasks' rate limits anew, also to the requests that wait for the old ones.
@@ -143,6 +151,7 @@ class StrategyConsumer(MessageConsumer):
                 waiting += bucket.contents
                 bucket.clear_pending()
         super().reset_rate_limits()
+        self.later.limits_changed()
         self.rate_limits = [bucket for bucket in self.task_buckets.values() if bucket]
         for request, tokens in waiting:
             bucket = self.task_buckets[request.task.name]

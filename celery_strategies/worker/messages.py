@@ -18,6 +18,7 @@ from kombu.exceptions import ContentDisallowed, DecodeError
 
 from celery_strategies.transport.reader import Reader
 from celery_strategies.worker import pools
+from celery_strategies.worker.later import Later
 
 logger = logging.getLogger("celery_strategies")
 
@@ -26,6 +27,7 @@ class MessageConsumer(Consumer):
     """Consumer that keeps what it cannot run."""
 
     reader: Reader
+    later: Later
 
     def create_task_handler(self, **_: Any) -> Callable[[Any], Any]:  # noqa: C901  # Celery's steps in one place
         """Return what is called with each message: Celery's own steps, without a promise for each settle.
@@ -55,6 +57,8 @@ class MessageConsumer(Consumer):
             except (KeyError, TypeError) as exc:
                 return self.on_unknown_task(None, message, exc)
             try:
+                if self.later.wait_for_eta(message, payload):
+                    return None
                 strategy(
                     message, payload, message.ack_log_error, message.reject_log_error, callbacks
                 )

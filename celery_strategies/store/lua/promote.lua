@@ -17,7 +17,7 @@ while moved < tonumber(ARGV[1]) and bytes < 262144 do
     break
   end
   for i = 1, #members do
-    local _, stop, list = find(members[i], '^%d+:(%d):')
+    local _, stop, list = find(members[i], '^%d+:(%d)r?:')
     if stop then
       call('LPUSH', KEYS[3 + tonumber(list)], sub(members[i], stop + 1))
     else
