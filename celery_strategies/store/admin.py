@@ -1,6 +1,7 @@
 """Calls for operators and producers, over an ordinary blocking client.
 
-Everything here works in bounded calls, so that a large queue never stops the server, and can be interrupted and repeated.
+Everything here works in bounded calls, so that a large queue never stops the server, and can be interrupted and
+repeated.
 """
 
 from __future__ import annotations

@@ -77,13 +77,11 @@ class Delays:
             return
         for queue, wait in zip(queues, waits, strict=True):
             if wait == 0:
-                session.link.send(
-                    session.store.promote(queue), partial(self._promoted, session, queue)
-                )
+                session.link.send(session.store.promote(queue), self._promoted)
             elif wait > 0:
                 self.expect(min(LOOK_INTERVAL, wait / 1000))
 
-    def _promoted(self, session: Session, queue: str, moved: Any) -> None:
+    def _promoted(self, moved: Any) -> None:
         if isinstance(moved, RedisError):
             self._failed(moved)
             return

@@ -79,8 +79,8 @@ class Reader:
 
     *name* is the worker's node name; *capacity* returns how many more messages may be held now (0 or less: none).
     *accepts* says which consumed queues become sources; *ranks* orders them; *polling_interval* (seconds) is used
-    where client tracking is refused. *policy* says how jobs are sorted by key, with these *caps* (core/policy.py); *runs* says
-    whether what was told to ``settler.run_by`` still runs.
+    where client tracking is refused. *policy* says how jobs are sorted by key, with these *caps* (core/policy.py);
+    *runs* says whether what was told to ``settler.run_by`` still runs.
     """
 
     def __init__(

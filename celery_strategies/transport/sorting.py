@@ -1,8 +1,8 @@
 """Which sources are sorted by key, under which policy, and the sorting of a backlog.
 
-Owns the agreement with Redis on each queue's policy, and the calls that sort what a take had no room for. A take sorts a
-little of what is new by itself; where a large backlog is found, one worker, elected by the first call, sorts on, for at
-most half of the time.
+Owns the agreement with Redis on each queue's policy, and the calls that sort what a take had no room for. A take sorts
+a little of what is new by itself; where a large backlog is found, one worker, elected by the first call, sorts on, for
+at most half of the time.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ SHORTEST_PAUSE = 0.001
 class Sorting:
     """Keep what one worker knows of the policies of its queues, and sort.
 
-    *policy* and *caps* are this worker's settings, None: it has none, and serves what others sorted. *changed* is called
-    when the plan of takes has to be made anew, *look* when a take is worth while, *refused* with an error reply and what
-    was asked, *later* with seconds after which a turn is due.
+    *policy* and *caps* are this worker's settings, None: it has none, and serves what others sorted. *changed* is
+    called when the plan of takes has to be made anew, *look* when a take is worth while, *refused* with an error reply
+    and what was asked, *later* with seconds after which a turn is due.
     """
 
     def __init__(
@@ -112,8 +112,9 @@ class Sorting:
         agreement = Agreement.parse(reply)
         if wanted is not None and not agreement.agreed:
             raise ImproperlyConfigured(
-                f"queue {queue!r} is sorted by {_told(agreement.policy)}, and this worker's settings say {_told(wanted)}: "
-                "one queue has one policy; give it the same settings, or run `celery strategies unsort` first"
+                f"queue {queue!r} is sorted by {_told(agreement.policy)}, "
+                f"and this worker's settings say {_told(wanted)}: one queue has one policy; "
+                "give it the same settings, or run `celery strategies unsort` first"
             )
         if agreement.changed:
             packed = steer(session.keys, queue, "caps", "")
@@ -179,7 +180,7 @@ class Sorting:
                 reason.decode("utf-8", "replace"),
                 entry.decode(),
             )
-        if left == 0 or left == -2:
+        if left in (0, -2):
             self._due.pop(queue, None)
             return
         now = monotonic()
@@ -193,8 +194,5 @@ class Sorting:
 
 
 def _told(policy: Policy | None) -> str:
-    return (
-        ", ".join(f"{name}={value!r}" for name, value in asdict(policy).items())
-        if policy
-        else "nothing"
-    )
+    fields = asdict(policy) if policy else {"order": "arrival"}
+    return ", ".join(f"{name}={value!r}" for name, value in fields.items())

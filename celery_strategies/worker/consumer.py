@@ -111,7 +111,7 @@ class StrategyConsumer(MessageConsumer):
             worker_options=worker_options,
             **kwargs,
         )
-        run = self.loop
+        run: Any = self.loop  # type: ignore[has-type]
 
         def loop(*args: Any) -> Any:
             with self._misconfiguration_ends_the_worker():

@@ -1,7 +1,7 @@
 """Messages that cannot start now: a future ETA, or a rate limit that is used up.
 
-Owns the decision, by the server's clock, and sends such a message to wait in Redis: a worker's memory and its slots are for
-what runs. What returns from there is due, so Celery's own waiting in the worker is passed by.
+Owns the decision, by the server's clock, and sends such a message to wait in Redis: a worker's memory and its slots are
+for what runs. What returns from there is due, so Celery's own waiting in the worker is passed by.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from celery.exceptions import InvalidTaskError
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu.utils.limits import TokenBucket
 
@@ -55,17 +54,20 @@ class Later:
     def _timestamp(self, text: Any) -> float | None:
         """Return what Celery's request makes of an ETA; None if it cannot, which is Celery's to report."""
         try:
-            eta = maybe_make_aware(maybe_iso8601(text), self._app.timezone)
-            return float(eta.timestamp())
-        except (InvalidTaskError, AttributeError, ArithmeticError, TypeError, ValueError):
+            return float(self._datetime(text).timestamp())
+        except (AttributeError, ArithmeticError, TypeError, ValueError):
             return None
+
+    def _datetime(self, text: Any) -> Any:
+        eta: Any = maybe_iso8601(text)
+        return maybe_make_aware(eta, self._app.timezone)
 
     def starting(self, request: Any) -> None:
         """Give *request*, which is about to start, back the ETA that was taken off its message."""
         text = getattr(request._message, "strategies_eta", None)
         if text is not None:
             request._request_dict["eta"] = text
-            request._eta = maybe_make_aware(maybe_iso8601(text), self._app.timezone)
+            request._eta = self._datetime(text)
 
     def _delay(self, message: Any, due: float, *, limited: bool = False) -> None:
         reader = self._reader
@@ -88,7 +90,7 @@ class Later:
             return False
         if message.acknowledged:
             return False
-        name, pause = request.task.name, tokens / bucket.fill_rate
+        name, pause = request.task.name, tokens / float(bucket.fill_rate or 1)
         now = self._reader.granted_at
         due = max(now + hold + pause * len(bucket.contents), self._next_start.get(name, 0.0))
         self._next_start[name] = due + pause

@@ -57,11 +57,7 @@ class MessageConsumer(Consumer):
             except (KeyError, TypeError) as exc:
                 return self.on_unknown_task(None, message, exc)
             try:
-                if self.later.wait_for_eta(message, payload):
-                    return None
-                strategy(
-                    message, payload, message.ack_log_error, message.reject_log_error, callbacks
-                )
+                self._hand_over(strategy, message, payload, callbacks)
             except (InvalidTaskError, ContentDisallowed) as exc:
                 return self.on_invalid_task(payload, message, exc)
             except DecodeError as exc:
@@ -75,6 +71,10 @@ class MessageConsumer(Consumer):
             return None
 
         return on_task_received
+
+    def _hand_over(self, strategy: Any, message: Any, payload: Any, callbacks: Any) -> None:
+        if not self.later.wait_for_eta(message, payload):
+            strategy(message, payload, message.ack_log_error, message.reject_log_error, callbacks)
 
     def call_soon_ack(self, p: Any, *args: Any, **kwargs: Any) -> Any:
         """Run an acknowledgement at once: with us it only appends to the reader's batch."""
