@@ -14,7 +14,12 @@
 --   weights             hash: '!k' .. key -> number, as changed while running
 --   ready               string: there iff a sorted job may run now
 local REBASE_AT = 1073741824
-local opened = {}
+local opened, bases = {}, {}
+-- Names of the fields of `state` that there is one of for each level.
+local R, V, S = {}, {}, {}
+for l = 0, 9 do
+  R[l], V[l], S[l] = 'r' .. l, 'v' .. l, 's' .. l
+end
 
 local function open(base)
   local q = opened[base]
@@ -29,16 +34,17 @@ local function open(base)
   q = {
     base = base, order = policy[1], single = policy[2] == '1', key_header = policy[3], weight_header = policy[4],
     caps = policy[5] == '1', weights = policy[6] == '1', rebase = tonumber(policy[7]) or REBASE_AT,
-    state = {}, dirty = {}, levels = {}, in_flight = {}, sound = {}, notes = {}, aside = {}, before = 0,
+    state = {}, dirty = {}, levels = {}, in_flight = {}, sound = {}, notes = {}, aside = {}, before = 0, ready = 0,
   }
   local fields = call('HGETALL', base .. 'state')
   for i = 1, #fields, 2 do
     local value = tonumber(fields[i + 1])
     q.state[fields[i]] = value
     if byte(fields[i]) == 114 then
-      q.before = q.before + value
+      q.ready = q.ready + value
     end
   end
+  q.before = q.ready
   opened[base] = q
   return q
 end
@@ -55,12 +61,12 @@ local function add(q, name, value)
   put(q, name, get(q, name) + value)
 end
 
-local function runnable(q)
-  local total = 0
-  for l = 0, 9 do
-    total = total + get(q, 'r' .. l)
-  end
-  return total
+-- Change the number of jobs of a level that may run now; `q.ready` is that of all levels.
+local function add_ready(q, l, value)
+  local before = get(q, R[l])
+  value = math.max(value, -before)
+  q.ready = q.ready + value
+  put(q, R[l], before + value)
 end
 
 -- Write what changed; say that jobs are ready, or no more. The last thing a script does to a queue.
@@ -81,7 +87,7 @@ local function save(q)
     call('HDEL', q.base .. 'state', unpack(gone))
   end
   q.dirty = {}
-  local after = runnable(q)
+  local after = q.ready
   if after > 0 and q.before == 0 then
     call('SET', q.base .. 'ready', '1')
   elseif after == 0 and q.before > 0 then
@@ -160,7 +166,7 @@ local function entering(q, l, front, sequence, weight)
   elseif q.order == 'batch' then
     return 1 / weight
   end
-  local v = get(q, 'v' .. l)
+  local v = get(q, V[l])
   return front and v or v + 1 / weight
 end
 
@@ -196,7 +202,7 @@ end
 
 local function leave_index(q, l, key, front, sequence)
   local member = member_of(front, sequence, key)
-  if call('ZREM', q.base .. 'index:' .. l, member) == 0 and get(q, 's' .. l) > 0 then
+  if call('ZREM', q.base .. 'index:' .. l, member) == 0 and get(q, S[l]) > 0 then
     call('ZREM', q.base .. 'old:' .. l, member)
   end
   call('HDEL', q.base .. 'tags:' .. l, key)
@@ -213,7 +219,7 @@ local function unblock(q, key)
       local sequence, weight, front = head_of(q, l, key)
       if sequence then
         enter(q, l, key, front, sequence, weight)
-        add(q, 'r' .. l, count_of(q, l, key))
+        add_ready(q, l, count_of(q, l, key))
       end
     end
   end
@@ -239,7 +245,7 @@ local function put_front(q, l, key, sequence, element)
     add(q, 'f', 1)
     return
   end
-  add(q, 'r' .. l, 1)
+  add_ready(q, l, 1)
   if head and not (front and head < sequence) then
     leave_index(q, l, key, front, head)
     head = nil
@@ -262,7 +268,12 @@ end
 
 -- The base of the queue that a record's suffix names.
 local function base_of(root, suffix)
-  return root .. '{' .. cjson.decode('[0' .. suffix)[3] .. '}:'
+  local base = bases[suffix]
+  if not base then
+    base = root .. '{' .. cjson.decode('[0' .. suffix)[3] .. '}:'
+    bases[suffix] = base
+  end
+  return base
 end
 
 -- Note that a job of a sorted queue is no more in flight.

@@ -149,14 +149,14 @@ local function append(q, names, group, sequence, worker)
   local active = length > #elements or get(q, 'b') > 0 and call('EXISTS', front_key(q, l, key)) == 1
   if active then
     if get(q, 'f') == 0 or call('SISMEMBER', q.base .. 'full', l .. ':' .. key) == 0 then
-      add(q, 'r' .. l, #elements)
+      add_ready(q, l, #elements)
     end
   elseif is_full(q, key) then
     call('SADD', q.base .. 'full', l .. ':' .. key)
     add(q, 'f', 1)
   else
     enter(q, l, key, false, first[1], first[2])
-    add(q, 'r' .. l, #elements)
+    add_ready(q, l, #elements)
   end
 end
 
@@ -247,7 +247,7 @@ local function candidates(q, l, n)
     return found
   end
   local index, tags = q.base .. 'index:' .. l, q.base .. 'tags:' .. l
-  local shift = get(q, 's' .. l)
+  local shift = get(q, S[l])
   if shift > 0 then
     local old = call('ZRANGE', q.base .. 'old:' .. l, 0, 63, 'WITHSCORES')
     for i = 1, #old, 2 do
@@ -262,7 +262,7 @@ local function candidates(q, l, n)
       call('ZREMRANGEBYRANK', q.base .. 'old:' .. l, 0, #old / 2 - 1)
     end
     if #old < 128 then
-      put(q, 's' .. l, 0)
+      put(q, S[l], 0)
     end
   end
   found = {}
@@ -288,7 +288,7 @@ end
 
 -- Move on to a candidate's next job, as celery_strategies.core.interleave describes; it leaves if it has none or is full.
 local function advance(q, l, c, weight)
-  local was_front, key, v = c.front, c.key, 'v' .. l
+  local was_front, key, v = c.front, c.key, V[l]
   q.in_flight[key] = q.in_flight[key] and q.in_flight[key] + 1
   if q.order == 'fair' or q.order == 'turn' then
     put(q, v, math.max(get(q, v), c.tag))
@@ -303,9 +303,16 @@ local function advance(q, l, c, weight)
     c.gone = true
     return
   end
-  local sequence, _, own = parse(c.element)
+  c.sequence, c.deliveries, c.own, c.stop = parse(c.element)
+  if not c.sequence then
+    -- None of ours; the next pick drops it.
+    c.gone = true
+    return
+  end
+  local sequence = c.sequence
   c.member = member_of(c.front, sequence, key)
-  local next_weight = weight_of(q, key, own)
+  local next_weight = weight_of(q, key, c.own)
+  c.weight = next_weight
   if q.order == 'age' then
     c.tag = c.front and -1 or sequence
   elseif q.order == 'batch' then
@@ -334,7 +341,7 @@ local function advance(q, l, c, weight)
   end
 end
 
--- Choose the next job of a level and plan its move; nil if nothing may run. Writes nothing. Returns candidate and element.
+-- Choose the next job of a level and plan its move; nil if nothing may run. Writes nothing.
 local function pick(q, l, n)
   local found = candidates(q, l, n)
   while true do
@@ -348,32 +355,41 @@ local function pick(q, l, n)
     if not best then
       -- There may be others behind them.
       q.more = q.more or #found == n
+      if #found == 0 and get(q, S[l]) == 0 then
+        -- Whoever removed a key's jobs by hand did not lower the counter.
+        add_ready(q, l, -get(q, R[l]))
+      end
       return nil
     end
-    local element = best.element or element_of(q, l, best)
+    if not best.element then
+      best.element = element_of(q, l, best)
+      if best.element then
+        best.sequence, best.deliveries, best.own, best.stop = parse(best.element)
+      end
+    end
     if is_full(q, best.key) then
       -- Its cap was lowered.
       best.full, best.gone = true, true
-    elseif not element or not parse(element) then
+    elseif not best.sequence then
       best.gone = true
     else
-      return best, element
+      return best
     end
   end
 end
 
 -- Plan that a candidate's head is taken. Returns message, sequence, deliveries and weight of it.
-local function draw_sorted(q, l, c, element)
-  local sequence, deliveries, own, stop = parse(element)
-  local weight = weight_of(q, c.key, own)
+local function draw_sorted(q, l, c)
+  local raw, sequence, deliveries, own = sub(c.element, c.stop + 1), c.sequence, c.deliveries, c.own
+  local weight = c.weight or weight_of(q, c.key, own)
   if c.front then
-    c.fronts[#c.fronts + 1] = element
+    c.fronts[#c.fronts + 1] = c.element
   else
     c.used = c.used + 1
   end
   c.taken = c.taken + 1
   advance(q, l, c, weight)
-  return sub(element, stop + 1), sequence, deliveries, own
+  return raw, sequence, deliveries, own
 end
 
 -- Write down what was drawn from a level. The jobs have their new places already.
@@ -395,11 +411,11 @@ local function commit(q, l)
         call('LTRIM', jobs_key(q, l, c.key), 0, -c.used - 1)
       end
       add(q, 't', -c.taken)
-      add(q, 'r' .. l, -c.taken)
+      add_ready(q, l, -c.taken)
       if c.full then
         call('SADD', q.base .. 'full', l .. ':' .. c.key)
         add(q, 'f', 1)
-        add(q, 'r' .. l, -count_of(q, l, c.key))
+        add_ready(q, l, -count_of(q, l, c.key))
       end
       if c.gone or c.member ~= c.old then
         gone[#gone + 1] = c.old
@@ -431,18 +447,16 @@ local function commit(q, l)
   if #gone == 0 and #entries == 0 then
     return
   end
-  local v = get(q, 'v' .. l)
-  if get(q, 's' .. l) == 0 and call('EXISTS', index) == 0 then
-    put(q, 'v' .. l, 0)
-    -- Whoever removed a key's jobs by hand did not lower the counters.
-    put(q, 'r' .. l, 0)
-    if get(q, 'f') == 0 and runnable(q) == 0 then
+  local v = get(q, V[l])
+  if get(q, S[l]) == 0 and get(q, R[l]) <= 0 and call('EXISTS', index) == 0 then
+    put(q, V[l], 0)
+    if get(q, 'f') == 0 and q.ready == 0 then
       put(q, 't', 0)
       put(q, 'b', 0)
     end
-  elseif v >= q.rebase and get(q, 's' .. l) == 0 then
+  elseif v >= q.rebase and get(q, S[l]) == 0 then
     call('RENAME', index, q.base .. 'old:' .. l)
-    put(q, 's' .. l, v)
-    put(q, 'v' .. l, 0)
+    put(q, S[l], v)
+    put(q, V[l], 0)
   end
 end

@@ -24,14 +24,14 @@ if get(q, 'f') > 0 then
 end
 local moved, bytes, count = 0, 0, tonumber(ARGV[1])
 for l = 0, 9 do
-  while moved < count and bytes < 262144 and get(q, 'r' .. l) > 0 do
+  while moved < count and bytes < 262144 and get(q, R[l]) > 0 do
     local before = moved
     while moved < count and bytes < 262144 do
-      local c, element = pick(q, l, 64)
+      local c = pick(q, l, 64)
       if not c then
         break
       end
-      local raw = draw_sorted(q, l, c, element)
+      local raw = draw_sorted(q, l, c)
       call('LPUSH', KEYS[3], l .. ':' .. raw)
       moved, bytes = moved + 1, bytes + #raw
     end
@@ -44,13 +44,13 @@ end
 if moved == 0 and get(q, 'f') == 0 then
   for l = 0, 9 do
     -- Whoever removed a key's jobs by hand did not lower the counters.
-    if get(q, 'r' .. l) > 0 and call('EXISTS', q.base .. 'index:' .. l, q.base .. 'old:' .. l) == 0 then
-      put(q, 'r' .. l, 0)
+    if get(q, R[l]) > 0 and call('EXISTS', q.base .. 'index:' .. l, q.base .. 'old:' .. l) == 0 then
+      add_ready(q, l, -get(q, R[l]))
     end
   end
 end
 save_all()
-if moved == 0 and get(q, 'f') == 0 and runnable(q) == 0 then
+if moved == 0 and get(q, 'f') == 0 and q.ready == 0 then
   call('DEL', KEYS[2], q.base .. 'state', q.base .. 'ready', q.base .. 'sorter')
   return -1
 end

@@ -41,14 +41,14 @@ for i = 1, #keys do
   else
     call('ZREM', base .. name .. l, entry)
     call('HDEL', base .. 'tags:' .. l, key)
-    add(q, 'r' .. l, -number)
+    add_ready(q, l, -number)
   end
 end
 if #keys == 0 then
   for l = 0, 9 do
-    put(q, 'v' .. l, 0)
-    put(q, 's' .. l, 0)
-    put(q, 'r' .. l, 0)
+    put(q, V[l], 0)
+    put(q, S[l], 0)
+    add_ready(q, l, -get(q, R[l]))
   end
   put(q, 't', 0)
   put(q, 'b', 0)

@@ -47,7 +47,7 @@ else
       if what == 'caps' and is_full(q, key) then
         call('SADD', q.base .. 'full', l .. ':' .. key)
         add(q, 'f', 1)
-        add(q, 'r' .. l, -count_of(q, l, key))
+        add_ready(q, l, -count_of(q, l, key))
       else
         enter(q, l, key, front, sequence, weight)
       end

@@ -71,7 +71,7 @@ end
 -- Sort what is new in a source, a little; returns how many of its messages may run, or may once they are sorted.
 local function sort_some(s, q)
   local k, lists = key_of[s] + 4, byte(list_counts, s)
-  local ready, length_of, new = runnable(q), lengths[s], 0
+  local ready, length_of, new = q.ready, lengths[s], 0
   for i = 0, lists do
     new = new + (length_of[i] or 0)
   end
@@ -101,7 +101,7 @@ local function sort_some(s, q)
   elseif left > 0 then
     unsorted[#unsorted + 1], unsorted[#unsorted + 2] = s - 1, left
   end
-  return runnable(q) + left
+  return q.ready + left
 end
 
 -- Messages waiting in a source; read once a call and counted down, exact because the script is atomic.
@@ -187,10 +187,10 @@ end
 -- Plan the next job of a source whose jobs are sorted; false if none may run now.
 local function draw_by_key(s, q)
   for l = 0, 9 do
-    if get(q, 'r' .. l) > 0 then
-      local c, element = pick(q, l, n)
+    if get(q, R[l]) > 0 then
+      local c = pick(q, l, n)
       if c then
-        local raw, number, deliveries, weight = draw_sorted(q, l, c, element)
+        local raw, number, deliveries, weight = draw_sorted(q, l, c)
         waiting[s], taken[s], bytes = waiting[s] - 1, taken[s] + 1, bytes + #raw
         if c.full then
           waiting[s] = math.max(0, waiting[s] - count_of(q, l, c.key) + c.taken)
