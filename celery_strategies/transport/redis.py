@@ -12,10 +12,12 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property, partial
+from time import monotonic
 from typing import Any, cast
 
 import redis
 from kombu.transport import redis as kombu_redis
+from kombu.utils.encoding import bytes_to_str
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
@@ -24,6 +26,7 @@ from celery_strategies.errors import ImproperlyConfigured
 from celery_strategies.settings import Settings
 from celery_strategies.store import admin
 from celery_strategies.store.keys import Keys
+from celery_strategies.transport import topics
 from celery_strategies.transport.reader import Reader
 
 try:
@@ -39,6 +42,8 @@ LEVELS_OPTION = "strategies_levels"
 READER_OPTION = "strategies_reader"
 #: Seconds that the reader waits for the rest of a reply where the user set no ``socket_timeout``.
 READ_TIMEOUT = 15.0
+#: Seconds between two looks at whether the bindings of consumed queues are still there.
+BINDINGS_EVERY = 10.0
 #: What makes a pattern of a topic.
 _GLOB = re.compile(r"[*?\[\]\\]")
 
@@ -86,6 +91,7 @@ class ChannelMixin:
     """What our channels add to Kombu's, plain or Sentinel."""
 
     QoS = StrategyQoS
+    exchange_types = {**kombu_redis.Channel.exchange_types, **topics.EXCHANGE_TYPES}  # noqa: RUF012  # Kombu's own way
     reader: Reader | None = None
     _for_reader = False
     _publishing = False
@@ -308,6 +314,73 @@ class ChannelMixin:
         super()._delete(queue, exchange, routing_key, pattern, *args, **kwargs)
         self._purge(queue)
 
+    # -- bindings -----------------------------------------------------------------------------------------------
+
+    def _binding_tables(self: Any, exchange: str) -> list[str]:
+        """Return the keys that hold the bindings of *exchange*, that for lookups first."""
+        names = [self.keyprefix_queue, getattr(self, "keyprefix_binding_permanent", None)]
+        return [f"{self.global_keyprefix}{name % (exchange,)}" for name in names if name]
+
+    def get_table(self: Any, exchange: str) -> list[topics.Row]:
+        """Return the bindings of *exchange*; those declared here are made anew if somebody deleted them all."""
+        found = self._raw_call(("SMEMBERS", self._binding_tables(exchange)[0]))[0]
+        rows = [topics.split_row(bytes_to_str(member), self.sep) for member in found]
+        return [row for row in rows if row is not None] or self._bind_again(exchange)
+
+    def _bind_again(self: Any, exchange: str) -> list[topics.Row]:
+        """Write the bindings of *exchange* that were declared over this connection."""
+        here = [binding for binding in tuple(self.state.bindings) if binding.exchange == exchange]
+        rows = []
+        for queue, _, routing_key in here:
+            row = self.typeof(exchange).prepare_bind(queue, exchange, routing_key, None)
+            self._queue_bind(exchange, *row)
+            rows.append(row)
+        return rows
+
+    def keep_bindings(self: Any) -> None:
+        """Bind the queues that are consumed here again, if somebody deleted the bindings of an exchange."""
+        consumed = set(self._tag_to_queue.values())
+        exchanges = {
+            exchange
+            for queue, exchange, routing_key in tuple(self.state.bindings)
+            # Nobody publishes to a plain Celery queue by way of its exchange.
+            if queue in consumed
+            and not queue == exchange == routing_key
+            and self.typeof(exchange).type != "fanout"
+        }
+        tables = {self._binding_tables(exchange)[0]: exchange for exchange in exchanges}
+        if tables and self._raw_call(("EXISTS", *tables))[0] < len(tables):
+            there = self._raw_call(*(("EXISTS", table) for table in tables))
+            for exchange, exists in zip(tables.values(), there, strict=True):
+                if not exists:
+                    self._bind_again(exchange)
+
+    def queue_bind(
+        self: Any,
+        queue: str,
+        exchange: str | None = None,
+        routing_key: str = "",
+        arguments: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        """Write a binding, also one that this process has written before: it may have been deleted since."""
+        known = self.state.has_binding(queue, exchange or "amq.direct", routing_key)
+        super().queue_bind(queue, exchange, routing_key, arguments, **kwargs)
+        if known:
+            exchange = exchange or "amq.direct"
+            row = self.typeof(exchange).prepare_bind(queue, exchange, routing_key, arguments)
+            self._queue_bind(exchange, *row)
+
+    def _queue_bind(self: Any, exchange: str, routing_key: str, pattern: str, queue: str) -> None:
+        super()._queue_bind(exchange, routing_key, pattern, queue)
+        if pattern:
+            # What a stock process may have written before us; stock producers would go by both.
+            others = {
+                self.sep.join([routing_key, other, queue]) for other in topics.kombus(routing_key)
+            }
+            tables = self._binding_tables(exchange)
+            self._raw_call(*(("SREM", table, *others) for table in tables))
+
     def queue_unbind(
         self: Any,
         queue: str,
@@ -318,10 +391,7 @@ class ChannelMixin:
     ) -> None:
         """Remove a binding from Redis too: Kombu forgets it in this process only, and its pattern delivers on."""
         super().queue_unbind(queue, exchange, routing_key, arguments, **kwargs)
-        names = [self.keyprefix_queue, getattr(self, "keyprefix_binding_permanent", None)]
-        tables = [
-            f"{self.global_keyprefix}{name % (exchange or 'amq.direct',)}" for name in names if name
-        ]
+        tables = self._binding_tables(exchange or "amq.direct")
         # Whatever the pattern between the two: this process need not know the exchange's type.
         start, end = f"{routing_key}{self.sep}".encode(), f"{self.sep}{queue}".encode()
         found = self._raw_call(("SMEMBERS", tables[0]))[0]
@@ -343,6 +413,7 @@ class Poller(kombu_redis.MultiChannelPoller):
     reader: Reader | None = None
     #: The hub that polls for us, if one does.
     hub: Any = None
+    _bindings_due = 0.0
 
     @property
     def fds(self) -> dict[int, Any]:
@@ -398,6 +469,19 @@ class Poller(kombu_redis.MultiChannelPoller):
             # Kombu before 5.7 registers its channels in there without asking.
             self.on_poll_start()
         return super().get(callback, timeout=timeout)
+
+    def maybe_restore_messages(self) -> None:
+        """Look for what was lost: messages, as Kombu does, and bindings."""
+        super().maybe_restore_messages()
+        if monotonic() < self._bindings_due:
+            return
+        self._bindings_due = monotonic() + BINDINGS_EVERY
+        for channel in self._channels:
+            try:
+                channel.keep_bindings()
+            except (*channel.connection_errors, channel.ResponseError):  # noqa: PERF203  # each 10 s
+                logger.debug("Could not look after the bindings", exc_info=True)
+                return
 
 
 class TransportMixin:
