@@ -10,11 +10,12 @@ from typing import Any
 from celery_strategies.core.sources import SourceList
 from celery_strategies.publish.levels import max_priority_of
 from celery_strategies.settings import Settings
+from celery_strategies.worker.ranks import ranks_of
 
 
 def text(app: Any, settings: Settings) -> str:
     """Return strategy and sources, in list order, of a worker of *app* that consumes what was selected."""
-    sources = SourceList(settings.ranks)
+    sources = SourceList(ranks_of(app, settings))
     for name, queue in app.amqp.queues.consume_from.items():
         sources.bind(name, settings.levels_for(name, max_priority_of(queue)))
     lines = [f" -------------- [strategies] {settings.strategy.label}"]

@@ -30,6 +30,7 @@ from celery_strategies.transport.redis import READ_TIMEOUT, READER_OPTION, Trans
 from celery_strategies.worker import banner, pools, slots
 from celery_strategies.worker.later import Later
 from celery_strategies.worker.messages import MessageConsumer, nothing
+from celery_strategies.worker.ranks import ranks_of
 
 logger = logging.getLogger("celery_strategies")
 
@@ -83,7 +84,7 @@ class StrategyConsumer(MessageConsumer):
             strategy=self.strategies_settings.strategy,
             capacity=self._capacity,
             accepts=lambda queue: queue in self.app.amqp.queues.consume_from,
-            ranks=self.strategies_settings.ranks,
+            ranks=ranks_of(app, self.strategies_settings),
             polling_interval=self.strategies_settings.polling_interval,
             policy=self.strategies_settings.policy(),
             caps=self.strategies_settings.max_in_flight,
