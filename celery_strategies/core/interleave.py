@@ -25,6 +25,8 @@ of i's next job at the start of the interval and of j's next job at its end (or 
 
 A job that is given back was paid for when it was first taken: it goes before everything else of
 its level, at F = V and without moving V. Behind the last of them the key enters anew, at V + 1/w.
+So a key that had jobs given back is not short of its share if what it takes again counts, and is
+ahead by no more than that.
 """
 
 from __future__ import annotations

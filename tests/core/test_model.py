@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from celery_strategies.core.levels import level_of_list
 from celery_strategies.core.model import Model, Taken
+from celery_strategies.core.policy import Policy
 from celery_strategies.core.strategies import Strategy
 
 QUEUES = "abcd"
@@ -212,3 +213,209 @@ def test_round_robin_starves_nobody_while_the_list_changes(first: list, later: l
         turn = model.turn
         order = [entry.queue for entry in model.take(len(queues))]
         assert order == queues[turn:] + queues[:turn]
+
+
+# -- queues with a policy ------------------------------------------------------------------------
+
+SHARED = Policy("fair", False, "fair_key", "fair_weight")
+GROUPS = Policy("age", True, "group_key", "")
+POLICIES = st.builds(
+    Policy,
+    st.sampled_from(["fair", "batch", "age", "turn"]),
+    st.booleans(),
+    st.just("k"),
+    st.just("w"),
+)
+KEYED_SOURCES = st.lists(
+    st.tuples(
+        st.sampled_from(QUEUES), st.none() | st.integers(1, 10), st.one_of(st.none(), POLICIES)
+    ),
+    min_size=1,
+    unique_by=lambda source: source[0],
+)
+KEYED_ACTIONS = st.lists(
+    st.one_of(
+        st.tuples(
+            st.just("push"),
+            st.sampled_from(QUEUES),
+            st.integers(0, 9),
+            st.sampled_from(["", "k", "l"]),
+            st.floats(0.1, 10),
+        ),
+        st.tuples(st.just("take"), st.integers(1, 5)),
+        st.tuples(st.sampled_from(["start", "end"]), st.integers(0, 5)),
+        st.tuples(
+            st.just("settle"),
+            st.sampled_from(["ack", "give_back", "requeue"]),
+            st.integers(0, 5),
+        ),
+        st.tuples(st.just("cap"), st.sampled_from(QUEUES), st.none() | st.integers(1, 3)),
+    ),
+    max_size=60,
+)
+
+
+def keyed(policy: Policy = SHARED, levels: int | None = None) -> Model:
+    return Model(Strategy.PRIORITY, [("q", levels, policy)])
+
+
+def drawn(model: Model, n: int = 9) -> list:
+    return [taken.job for taken in model.take(n)]
+
+
+def test_a_policy_belongs_to_the_queue_and_stays() -> None:
+    model = keyed()
+    for job, key in ((1, "a"), (2, "a"), (3, "b"), (4, "b")):
+        model.push("q", job, key=key)
+    assert drawn(model, 1) == [1]
+    with pytest.raises(ValueError, match="another policy"):
+        model.set_sources([("other", None), ("q", None, GROUPS)])
+    assert model.lengths() == {"q": 3}
+    model.set_sources([("q", None)])
+    assert drawn(model, 2) == [3, 2]
+    model.set_sources([("q", 3, SHARED)])
+    assert drawn(model) == [4]
+
+
+def test_what_waited_before_there_was_a_policy_is_sorted_and_what_was_taken_goes_first() -> None:
+    model = Model(Strategy.PRIORITY, [("q", None)])
+    for job in range(6):
+        model.push("q", job, key="ab"[job // 3])
+    assert drawn(model, 3) == [0, 1, 2]
+    model.give_back(1)
+    model.set_sources([("q", None, SHARED)])
+    assert model.lengths() == {"q": 4}
+    model.give_back(0)
+    model.requeue(2)
+    assert drawn(model) == [0, 1, 3, 2, 4, 5]
+    model.give_back(1, 0)
+    assert drawn(model) == [0, 1]
+
+
+def test_new_jobs_are_sorted_list_by_list_when_they_are_first_looked_for() -> None:
+    model = keyed(levels=2)
+    for index in (9, 3, 1, 0):
+        model.push("q", index, index, key="a")
+    assert model.lengths() == {"q": 4}
+    assert drawn(model, 2) == [0, 1]
+    model.push("q", "later", 1, key="a")
+    assert drawn(model) == [3, 9, "later"]
+
+
+def test_in_flight_ends_with_the_task_and_not_with_an_early_acknowledgement() -> None:
+    model = keyed(GROUPS)
+    for job in "abc":
+        model.push("q", job, key="group")
+    assert model.take(2) == [Taken("q", 0, "a", redelivered=False)]
+    assert model.lengths() == {"q": 0}
+    model.ack("a", running=True)
+    assert (model.held, model.running) == (set(), {"a"})
+    assert drawn(model) == []
+    with pytest.raises(ValueError, match="already"):
+        model.push("q", "a")
+    for settle in (model.ack, model.give_back, model.requeue):
+        with pytest.raises(KeyError):
+            settle("a")
+    model.end("a")
+    assert not model.running
+    with pytest.raises(KeyError):
+        model.end("a")
+    assert drawn(model) == ["b"]
+    with pytest.raises(KeyError):
+        model.end("b")
+    model.requeue("b")
+    assert drawn(model) == ["c"]
+    model.ack("c")
+    assert model.take() == [Taken("q", 0, "b", redelivered=True)]
+
+
+def test_weights_and_caps_are_of_queues_with_a_policy() -> None:
+    model = Model(Strategy.PRIORITY, [("plain", None), ("q", None, SHARED)])
+    for queue in ("plain", "unknown"):
+        with pytest.raises(ValueError, match="has no policy"):
+            model.set_weight(queue, "a", 3)
+        with pytest.raises(ValueError, match="has no policy"):
+            model.set_cap(queue, "a", 3)
+    with pytest.raises(ValueError, match="weight"):
+        model.push("q", 1, weight=0)
+    model.push("q", 1)  # what was refused left nothing behind
+    assert drawn(model) == [1]
+
+
+class Desk:
+    """Do what happens to a model, and know better where every job is."""
+
+    def __init__(self, model: Model, sources: list) -> None:
+        self.model = model
+        self.policies = {queue: policy for queue, _, policy in sources if policy}
+        self.caps: dict[str, int | None] = {}
+        #: Where each job is: queue and key.
+        self.all: dict[int, tuple[str, str]] = {}
+        self.held: dict[int, tuple[str, str]] = {}
+        self.running: dict[int, tuple[str, str]] = {}
+        self.done = 0
+
+    def push(self, queue: str, index: int, key: str, weight: float) -> None:
+        job = len(self.all)
+        self.all[job] = (queue, key)
+        self.model.push(queue, job, index, key, weight)
+
+    def take(self, n: int) -> None:
+        taken = self.model.take(n)
+        assert len(taken) == n or not any(self.model.lengths().values())
+        for entry in taken:
+            assert entry.job not in self.held
+            assert self.all[entry.job][0] == entry.queue
+            self.held[entry.job] = self.all[entry.job]
+        for queue, key in {self.all[entry.job] for entry in taken}:
+            flying = [*self.held.values(), *self.running.values()].count((queue, key))
+            if key and queue in self.policies:
+                single = self.policies[queue].single
+                assert flying <= (1 if single else self.caps.get(queue) or flying)
+
+    def cap(self, queue: str, cap: int | None) -> None:
+        if queue in self.policies:
+            self.caps[queue] = cap
+            self.model.set_cap(queue, "*", cap)
+
+    def _some(self, jobs: dict[int, tuple[str, str]], index: int) -> int:
+        return sorted(jobs)[index % len(jobs)]
+
+    def start(self, index: int) -> None:
+        if self.held:
+            job = self._some(self.held, index)
+            self.model.ack(job, running=True)
+            self.running[job] = self.held.pop(job)
+
+    def end(self, index: int) -> None:
+        if self.running:
+            job = self._some(self.running, index)
+            self.model.end(job)
+            del self.running[job]
+            self.done += 1
+
+    def settle(self, verb: str, index: int) -> None:
+        if self.held:
+            job = self._some(self.held, index)
+            getattr(self.model, verb)(job)
+            del self.held[job]
+            self.done += verb == "ack"
+
+    def check(self) -> None:
+        assert self.model.held == set(self.held)
+        assert self.model.running == set(self.running)
+        waiting = 0
+        for queue in self.model._queues.values():
+            waiting += len(queue.returned) + sum(map(len, queue.lists))
+            waiting += queue.keys.waiting if queue.keys else 0
+        assert waiting + len(self.held) + len(self.running) + self.done == len(self.all)
+
+
+@given(STRATEGY, KEYED_SOURCES, KEYED_ACTIONS)
+def test_no_job_is_lost_held_twice_or_over_a_cap_whatever_happens(
+    strategy: Strategy, sources: list, actions: list
+) -> None:
+    desk = Desk(Model(strategy, sources), sources)
+    for verb, *args in actions:
+        getattr(desk, verb)(*args)
+        desk.check()
