@@ -274,3 +274,10 @@ def test_groups_and_fair_share_exclude_each_other(mode: str, share: Any) -> None
 def test_a_producer_may_only_tag() -> None:
     # With its group, beside fair share: which of them a queue heeds is the workers' to say.
     assert load({"strategies_group_key": tenant, "strategies_fair_share": True}).policy()
+
+
+def test_the_page_on_settings_shows_this_error() -> None:
+    with pytest.raises(ImproperlyConfigured) as caught:
+        load({"strategies_group_mode": "fifo", "strategies_fair_share": True})
+    page = Path(__file__).parents[2] / "docs" / "settings.md"
+    assert f"Error: {caught.value}\n" in page.read_text("utf-8")
