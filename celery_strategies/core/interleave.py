@@ -120,8 +120,8 @@ class Interleave:
     """Hold the jobs of one queue, all levels, and say which goes next.
 
     ``order`` is ``fair``; ``batch`` (each take counts from zero, no memory: the r-th job of a key in
-    it has the tag r/w); ``age`` (the oldest job of a key that may run); or ``turn`` (``fair`` with
-    all weights 1). With ``single``, one job per key is in flight at a time. Levels are strict: the
+    it has the tag r/w); ``age`` (the oldest job of a key that may run); or ``turn`` (round robin:
+    whoever enters, or was served, goes to the tail). With ``single``, one job per key is in flight at a time. Levels are strict: the
     lowest with a job that may run goes first. Caps and overrides hold for a key on all levels.
     Jobs without a key are one key, ``""``, which is never full.
 
@@ -212,20 +212,26 @@ class Interleave:
     def set_weight(self, key: str, weight: float | None) -> None:
         """Override the weights of all jobs of ``key``, from its next job on; None ends that.
 
-        In order ``fair``, the key enters the index anew unless that was its override already.
+        In order ``fair``, a key in the index keeps the virtual time S at which its next job became
+        the next: F = max(V, S + 1/w). So changes in a row neither put it off nor favour it.
         Raises ValueError for a weight that cannot be one.
         """
         new = None if weight is None else float(check_weight(weight))
         if new == self._weights.get(key):
             return
+        starts = {
+            number: self._start(level, key)
+            for number, level in self._levels.items()
+            if self.order == "fair" and key in level.index and not level.keys[key].front
+        }
         if new is None:
             del self._weights[key]
         else:
             self._weights[key] = new
-        if self.order == "fair":
-            for level in self._levels.values():
-                if key in level.index:
-                    self._enter(level, key)
+        for number, start in starts.items():
+            level = self._levels[number]
+            tag = start + 1 / self.weight(level.keys[key].head)
+            level.index[key] = Entry(max(level.virtual_time, tag))
 
     def set_cap(self, key: str, cap: int | None) -> None:
         """Limit how many jobs of ``key`` may be in flight; None ends that.
@@ -343,7 +349,7 @@ class Interleave:
             level.virtual_time = max(level.virtual_time, entry.finish)
         if not have:
             del level.keys[key], level.index[key]
-        elif given_back or not self._remembers:
+        elif given_back or self.order != "fair":
             self._enter(level, key)
         else:
             level.index[key] = self._following(entry, self.weight(job), self.weight(have.head))
@@ -373,11 +379,23 @@ class Interleave:
             return Entry(finish + 1 / next_weight)
         return Entry(run.start + run.n / run.weight, run)
 
+    def _start(self, level: _Level, key: str) -> float:
+        """Return the virtual time at which the next job of a key in the index became the next."""
+        finish, run = level.index[key]
+        if run is not None:
+            return run.start + (run.n - 1) / run.weight
+        return finish - 1 / self.weight(level.keys[key].head)
+
     def _enter(self, level: _Level, key: str) -> None:
         """Put a key into the index, or put it there anew."""
         have = level.keys[key]
         if not self._remembers:
             level.index[key] = Entry(0.0)
+        elif self.order == "turn":
+            # A counter of turns: whoever enters, or was served, goes to the tail.
+            if not have.front:
+                level.virtual_time += 1
+            level.index[key] = Entry(-1.0 if have.front else level.virtual_time)
         elif have.front:
             level.index[key] = Entry(level.virtual_time)
         else:

@@ -31,6 +31,7 @@ Life of the keys (every key has a TTL or a reason):
 ``strategies:{<queue>}:watchers``        idle workers that watch; TTL
 ``strategies:{<queue>}:parked``          idle workers that wait for a wake; TTL
 ``strategies:holder:<worker>``           what a worker holds; TTL, refreshed while it lives
+``strategies:alive``                     last beat of each worker; as long as there are any
 ``strategies:wake:<worker>``             a wake for one worker; TTL
 ``strategies:sequence``                  counter of deliveries; no TTL, since places must keep rising
 ``strategies:scratch``                   never exists
@@ -71,6 +72,11 @@ class Keys:
     def sequence(self) -> str:
         """Counter of deliveries."""
         return f"{self.prefix}strategies:sequence"
+
+    @property
+    def alive(self) -> str:
+        """Sorted set of workers by the time, in milliseconds, of their last beat."""
+        return f"{self.prefix}strategies:alive"
 
     @property
     def scratch(self) -> str:

@@ -156,7 +156,18 @@ STEER = load(
 GATHER = load("gather", keys=("scratch", "policy", "unsorted"), argv=("count",), helpers=_SORTING)
 PURGE = load("purge", keys=("scratch", "policy"), argv=("count",), helpers=_SORTED)
 JOIN = load("join", keys=("scratch", "holder"), argv=("session", "ttl"))
-LEAVE = load("leave", keys=("holder",), argv=())
+LEAVE = load("leave", keys=("holder", "alive"), argv=("worker",))
+BEAT = load(
+    "beat",
+    keys=("scratch", "alive", "unacked_index", "holder"),
+    argv=("worker", "quiet", "ttl", "now", "tags"),
+)
+BURY = load(
+    "bury",
+    keys=("scratch", "unacked", "unacked_index", "alive", "holder"),
+    argv=("worker", "beat", "count"),
+    helpers=_SORTED,
+)
 REFRESH = load("refresh", keys=("scratch", "unacked_index", "holder"), argv=("ttl", "now", "tags"))
 EXPIRED = load("expired", keys=("unacked_index",), argv=("timeout", "count", "now"))
 WATCH = load("watch", keys=("wake", "sources"), argv=("watchers", "stale", "now"))
@@ -181,6 +192,8 @@ ALL = (
     PURGE,
     JOIN,
     LEAVE,
+    BEAT,
+    BURY,
     REFRESH,
     EXPIRED,
     WATCH,

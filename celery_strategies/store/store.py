@@ -261,8 +261,7 @@ class Store:
         """
         names, argv = self._unacked(), [limit, int(started)]
         for tag, entry in items:
-            queue = Place.parse(entry).queue
-            names += [self.keys.holder(worker_of(tag)), self.keys.returned(queue)]
+            names.append(self.keys.holder(worker_of(tag)))
             argv += [tag, entry]
         return evalsha(scripts.RESTORE, names, *argv)
 
@@ -338,7 +337,18 @@ class Store:
 
     def leave(self) -> bytes:
         """Forget this worker's holder if it is empty; replies with the number of messages held."""
-        return evalsha(scripts.LEAVE, [self.keys.holder(self.worker)])
+        return evalsha(scripts.LEAVE, [self.keys.holder(self.worker), self.keys.alive], self.worker)
+
+    def beat(self, tags: Iterable[str], quiet: int, ttl: int, now: int | str = "") -> bytes:
+        """Say that this worker lives and holds *tags*; replies with workers that have been quiet. Both in ms."""
+        names = [self.keys.scratch, self.keys.alive, self.keys.unacked_index]
+        names.append(self.keys.holder(self.worker))
+        return evalsha(scripts.BEAT, names, self.worker, quiet, ttl, now, *tags)
+
+    def bury(self, worker: str, beat: int, count: int = TAKE_LIMIT) -> bytes:
+        """Put back what a dead worker held, whose last *beat*, in ms, was seen; replies with (moved, left)."""
+        names = [*self._unacked(), self.keys.alive, self.keys.holder(worker)]
+        return evalsha(scripts.BURY, names, worker, beat, count)
 
     def refresh(self, tags: Iterable[str], ttl: int, now: int | str = "") -> bytes:
         """Renew the time stamps of held *tags*; replies with how many are still held. *ttl* in ms."""

@@ -42,6 +42,7 @@ from celery_strategies.store.link import Link, ignore
 from celery_strategies.store.store import Delivery, Grant, SourceKeys, Store, TakePlan
 from celery_strategies.transport.delays import Delays
 from celery_strategies.transport.idle import Idle
+from celery_strategies.transport.keeper import LOOP_STALE_AFTER, Keeper
 from celery_strategies.transport.patience import Patience
 from celery_strategies.transport.session import Session
 from celery_strategies.transport.settler import Held, Settler
@@ -136,6 +137,10 @@ class Reader:
         #: The server's time, in seconds since the epoch, when the messages that are being delivered were taken.
         self.granted_at = 0.0
         self.upkeep = Upkeep(self.settler, self.patience, self._restore_foreign, self._look)
+        #: Set while a job blocks the loop (solo), which is a sign of life too.
+        self.blocked = False
+        self._turned = monotonic()
+        self._keeper: Keeper | None = None
         self._session: Session | None = None
         self._sessions = 0
         self._pool: Any = None
@@ -184,6 +189,39 @@ class Reader:
             self.detach()
             raise
         channel.attach_reader(self)
+        self._turned = monotonic()
+        if self._keeper is None:
+            self._keeper = self._make_keeper(channel)
+            self._keeper.start()
+
+    def _make_keeper(self, channel: Any) -> Keeper:
+        session = self._session
+        assert session is not None  # noqa: S101  # for the type checker: the caller has just connected
+        return Keeper(
+            Store(channel.strategy_keys(), self.worker),
+            session.ttl,
+            connect=self._keeper_connection,
+            tags=lambda: tuple(self.held),
+            lives=self._shows_life,
+            buried=self._buried,
+        )
+
+    def _keeper_connection(self) -> Any:
+        pool = self._pool
+        if pool is None:
+            raise RedisConnectionError("not connected")
+        # Not one of the pool's: those close with the reader's.
+        connection = pool.connection_class(**pool.connection_kwargs)
+        connection.connect()
+        return connection
+
+    def _shows_life(self) -> bool:
+        return self.blocked or self._draining or monotonic() - self._turned < LOOP_STALE_AFTER
+
+    def _buried(self) -> None:
+        # From the keeper's thread: the loop looks at its next turn.
+        self._hungry = True
+        self.wake()
 
     def _connect(self) -> Session:
         self._drop_session()
@@ -348,9 +386,9 @@ class Reader:
             redis.exceptions.ConnectionError: the connection is gone or silent; the owner reconnects.
         """
         session = self._session
+        now = self._turned = monotonic()
         if session is None or self._draining:
             return
-        now = monotonic()
         self._check(session, now)
         resting = partial(self.patience.remaining, now)
         if self.settler.others and not resting("settle", "give back"):
@@ -638,6 +676,8 @@ class Reader:
     def shutdown(self, started: Callable[[str], bool] = lambda _tag: True) -> None:
         """Give back whatever is still held, and leave. *started* tells whether a tag's job had begun."""
         self.drain()
+        if self._keeper is not None:
+            self._keeper.stop()
         tags = list(self.held)
         if tags:
             begun = {tag: started(tag) for tag in tags}

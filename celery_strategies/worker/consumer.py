@@ -68,6 +68,7 @@ class StrategyConsumer(MessageConsumer):
             strategy=strategy or options.get("strategy"),
             ranks=rank or options.get("rank") or (),
         )
+        self.strategies_settings.check_taggers()
         transport = app.connection_for_read().transport
         if transport.driver_type != "redis":
             raise NotOurTransport(transport.driver_type)
@@ -97,6 +98,7 @@ class StrategyConsumer(MessageConsumer):
             self.reader.wake,
             self.reader.flush,
             in_loop=kwargs.get("hub") is not None and isinstance(pool, Prefork),
+            blocks=lambda blocked: setattr(self.reader, "blocked", blocked),
         )
         if on_task_request == getattr(controller, "_process_task", None):
             on_task_request = pools.guard_starts(controller, self._on_unfit, self._starting)

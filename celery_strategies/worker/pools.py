@@ -27,9 +27,16 @@ KILLED = (False, None, None)
 
 
 def watch_slots(
-    pool: Any, wake: Callable[[], None], flush: Callable[[], None], *, in_loop: bool
+    pool: Any,
+    wake: Callable[[], None],
+    flush: Callable[[], None],
+    *,
+    in_loop: bool,
+    blocks: Callable[[bool], None] = lambda _blocked: None,
 ) -> None:
     """Have *pool* call *wake* whenever a job ends, and *flush* before a job that will block the loop.
+
+    *blocks* is told when such a job begins and ends.
 
     *in_loop* says that the pool's callbacks run in the loop itself, where no wake is needed. Must run before
     ``Consumer.update_strategies``, which captures the bound method. ``task_postrun`` would be too early: Celery
@@ -49,9 +56,13 @@ def watch_slots(
                 accept_callback(pid, time_accepted)
                 flush()
 
-            return apply_async(
-                target, args, kwargs, accept_callback=accept_callback and accepted, **options
-            )
+            blocks(True)
+            try:
+                return apply_async(
+                    target, args, kwargs, accept_callback=accept_callback and accepted, **options
+                )
+            finally:
+                blocks(False)
 
         pool.apply_async = blocking
     elif not in_loop:

@@ -167,6 +167,14 @@ local function entering(q, l, front, sequence, weight)
     return 1 / weight
   end
   local v = get(q, V[l])
+  if q.order == 'turn' then
+    -- A counter of turns: whoever enters, or was served, goes to the tail.
+    if front then
+      return -1
+    end
+    put(q, V[l], v + 1)
+    return v + 1
+  end
   return front and v or v + 1 / weight
 end
 
@@ -206,6 +214,14 @@ local function leave_index(q, l, key, front, sequence)
     call('ZREM', q.base .. 'old:' .. l, member)
   end
   call('HDEL', q.base .. 'tags:' .. l, key)
+end
+
+-- Note that a key of a level is full, and that its jobs cannot run now.
+local function block(q, l, key)
+  if call('SADD', q.base .. 'full', l .. ':' .. key) == 1 then
+    add(q, 'f', 1)
+    add_ready(q, l, -count_of(q, l, key))
+  end
 end
 
 -- Let a key that was full run again, on every level where it has jobs.
@@ -336,4 +352,31 @@ local function settle(root, unacked, unacked_index, holder, tags)
     call('HDEL', holder, unpack(ended))
   end
   return lost
+end
+
+-- Put a held message back where it was: head of source, level and key, in the order first taken. Returns whether there was
+-- one; else its entry goes only: its job was acknowledged when it started, or Kombu's own recovery may find the record.
+local function give_back(root, unacked, unacked_index, holder, tag, place, started)
+  local l, number, deliveries, weight, key, suffix = sorted_place(place)
+  local list = l
+  if not l then
+    local _
+    _, _, list, number, deliveries, suffix = find(place, '^(%d+):(%d+):(%d+):(.*)$')
+  end
+  local raw = suffix and raw_of(unacked, unacked_index, tag, suffix)
+  if not raw then
+    settle(root, unacked, unacked_index, holder, {'\2' .. tag})
+    return false
+  end
+  local base = base_of(root, suffix)
+  local q = l and open(base)
+  deliveries = tonumber(deliveries) + started
+  if q then
+    put_front(q, l, key, number, format('%.0f:%d:%s:', number, deliveries, weight) .. raw)
+  else
+    local member = format('%d:%.0f:%d:', list, number, deliveries) .. raw
+    call('ZADD', base .. 'returned', int(tonumber(list) * BAND + tonumber(number)), member)
+  end
+  settle(root, unacked, unacked_index, holder, {tag})
+  return true
 end

@@ -290,7 +290,7 @@ end
 local function advance(q, l, c, weight)
   local was_front, key, v = c.front, c.key, V[l]
   q.in_flight[key] = q.in_flight[key] and q.in_flight[key] + 1
-  if q.order == 'fair' or q.order == 'turn' then
+  if q.order == 'fair' then
     put(q, v, math.max(get(q, v), c.tag))
   end
   c.element = element_of(q, l, c)
@@ -313,8 +313,8 @@ local function advance(q, l, c, weight)
   c.member = member_of(c.front, sequence, key)
   local next_weight = weight_of(q, key, c.own)
   c.weight = next_weight
-  if q.order == 'age' then
-    c.tag = c.front and -1 or sequence
+  if q.order == 'age' or q.order == 'turn' then
+    c.tag = entering(q, l, c.front, sequence, next_weight)
   elseif q.order == 'batch' then
     c.rank = c.rank + 1
     c.tag, c.entry = (c.rank + 1) / next_weight, 1 / next_weight
@@ -392,31 +392,54 @@ local function draw_sorted(q, l, c)
   return raw, sequence, deliveries, own
 end
 
--- Write down what was drawn from a level. The jobs have their new places already.
-local function commit(q, l)
-  local found = q.levels[l]
-  if not found then
-    return
+-- How many jobs of a key this call has drawn from a level.
+local function drawn(q, l, key)
+  for _, c in ipairs(q.levels[l] or {}) do
+    if c.key == key then
+      return c.taken
+    end
   end
+  return 0
+end
+
+-- Take what was drawn out of the lists and fronts of a level; the jobs have their new places already.
+local function remove_drawn(q, l, found)
+  for i = 1, #found do
+    local c = found[i]
+    if #c.fronts > 0 then
+      call('ZREM', front_key(q, l, c.key), unpack(c.fronts))
+      add(q, 'b', -#c.fronts)
+    end
+    if c.used > 0 then
+      call('LTRIM', jobs_key(q, l, c.key), 0, -c.used - 1)
+    end
+    if c.taken > 0 then
+      add(q, 't', -c.taken)
+      add_ready(q, l, -c.taken)
+    end
+  end
+end
+
+-- A key that is full now leaves the index on every level where it has jobs.
+local function block_everywhere(q, key)
+  for l = 0, 9 do
+    if get(q, R[l]) > 0 then
+      local sequence, _, front = head_of(q, l, key)
+      if sequence then
+        leave_index(q, l, key, front, sequence)
+        block(q, l, key)
+      end
+    end
+  end
+end
+
+-- Give the keys of a level that were drawn from their new places in the index, or none.
+local function reindex(q, l, found)
   local index, tags = q.base .. 'index:' .. l, q.base .. 'tags:' .. l
   local gone, entries, kept, forgotten = {}, {}, {}, {}
   for i = 1, #found do
     local c = found[i]
     if c.taken > 0 or c.gone then
-      if #c.fronts > 0 then
-        call('ZREM', front_key(q, l, c.key), unpack(c.fronts))
-        add(q, 'b', -#c.fronts)
-      end
-      if c.used > 0 then
-        call('LTRIM', jobs_key(q, l, c.key), 0, -c.used - 1)
-      end
-      add(q, 't', -c.taken)
-      add_ready(q, l, -c.taken)
-      if c.full then
-        call('SADD', q.base .. 'full', l .. ':' .. c.key)
-        add(q, 'f', 1)
-        add_ready(q, l, -count_of(q, l, c.key))
-      end
       if c.gone or c.member ~= c.old then
         gone[#gone + 1] = c.old
       end
@@ -443,7 +466,6 @@ local function commit(q, l)
   if #forgotten > 0 then
     call('HDEL', tags, unpack(forgotten))
   end
-  q.levels[l] = nil
   if #gone == 0 and #entries == 0 then
     return
   end
@@ -459,4 +481,26 @@ local function commit(q, l)
     put(q, S[l], v)
     put(q, V[l], 0)
   end
+end
+
+-- Write down what was drawn from a queue.
+local function commit(q)
+  for l, found in pairs(q.levels) do
+    remove_drawn(q, l, found)
+  end
+  if q.single or q.caps then
+    for _, found in pairs(q.levels) do
+      for i = 1, #found do
+        local c = found[i]
+        if (c.taken > 0 or c.full) and is_full(q, c.key) then
+          c.gone = true
+          block_everywhere(q, c.key)
+        end
+      end
+    end
+  end
+  for l, found in pairs(q.levels) do
+    reindex(q, l, found)
+  end
+  q.levels = {}
 end

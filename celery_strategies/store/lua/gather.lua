@@ -35,7 +35,7 @@ for l = 0, 9 do
       call('LPUSH', KEYS[3], l .. ':' .. raw)
       moved, bytes = moved + 1, bytes + #raw
     end
-    commit(q, l)
+    commit(q)
     if moved == before then
       break
     end

@@ -1,10 +1,13 @@
--- Close a session: forget the holder if it holds nothing.
+-- Close a session: forget the worker if it holds nothing.
 --
 -- KEYS[1] holder hash: tag -> place, '' -> session
+-- KEYS[2] alive zset: worker -> milliseconds of its last beat
+-- ARGV[1] worker id
 -- Returns number of messages still held
--- Invariant: a holder with messages stays
+-- Invariant: a holder with messages stays, and so does its name, for others to put them back
 local held = call('HLEN', KEYS[1]) - call('HEXISTS', KEYS[1], '')
 if held == 0 then
   call('DEL', KEYS[1])
+  call('ZREM', KEYS[2], ARGV[1])
 end
 return held

@@ -13,45 +13,75 @@ if not q then
   return '-1'
 end
 local what, field, value = ARGV[1], ARGV[2], ARGV[3]
-if field == '' then
-  q[what] = q[what] or call('EXISTS', KEYS[2]) == 1
-elseif value == '' then
-  call('HDEL', KEYS[2], field)
-else
-  call('HSET', KEYS[2], field, value)
+local key = sub(field, 3)
+local every = field == '' or field == '!*'
+if not every and call('HGET', KEYS[2], field) == (value ~= '' and value) then
+  return '0'
+end
+
+-- The virtual time at which the next job of a key in the index became the next; nil if that means nothing.
+local function start_of(l, front, sequence, weight)
+  if q.order ~= 'fair' or front then
+    return nil
+  end
+  local j, n, w = string.match(call('HGET', q.base .. 'tags:' .. l, key) or '', '^(%S+) (%S+) (%S+)$')
+  local member, shift = member_of(front, sequence, key), 0
+  local tag = call('ZSCORE', q.base .. 'index:' .. l, member)
+  if not tag and get(q, S[l]) > 0 then
+    tag, shift = call('ZSCORE', q.base .. 'old:' .. l, member), get(q, S[l])
+  end
+  if not tag then
+    return nil
+  elseif j then
+    return tonumber(j) + (tonumber(n) - 1) / tonumber(w) - shift
+  end
+  return tonumber(tag) - shift - 1 / weight_of(q, key, weight)
+end
+
+local heads = {}
+if not every then
+  for l = 0, 9 do
+    if get(q, 'f') == 0 or call('SISMEMBER', q.base .. 'full', l .. ':' .. key) == 0 then
+      local sequence, weight, front = head_of(q, l, key)
+      if sequence then
+        heads[l] = {sequence, weight, front, start_of(l, front, sequence, weight)}
+      end
+    end
+  end
+end
+if field ~= '' then
+  if value == '' then
+    call('HDEL', KEYS[2], field)
+  else
+    call('HSET', KEYS[2], field, value)
+  end
 end
 local any = call('EXISTS', KEYS[2]) == 1
 q[what] = any
 call('HSET', KEYS[1], what, any and '1' or '0')
 local cursor = '0'
-if field == '' or field == '!*' then
+if every then
   -- Keys that have more now leave on their own, when they are next.
   local found = call('SSCAN', q.base .. 'full', ARGV[4], 'COUNT', 64)
   cursor = found[1]
   for i = 1, #found[2] do
     unblock(q, sub(found[2][i], 3))
   end
-else
-  local key = sub(field, 3)
-  if what == 'caps' then
-    unblock(q, key)
-  end
-  for l = 0, 9 do
-    local blocked = get(q, 'f') > 0 and call('SISMEMBER', q.base .. 'full', l .. ':' .. key) == 1
-    local sequence, weight, front = nil, nil, nil
-    if not blocked then
-      sequence, weight, front = head_of(q, l, key)
-    end
-    if sequence then
-      leave_index(q, l, key, front, sequence)
-      if what == 'caps' and is_full(q, key) then
-        call('SADD', q.base .. 'full', l .. ':' .. key)
-        add(q, 'f', 1)
-        add_ready(q, l, -count_of(q, l, key))
-      else
-        enter(q, l, key, front, sequence, weight)
-      end
-    end
+elseif what == 'caps' then
+  unblock(q, key)
+end
+for l, head in pairs(heads) do
+  local sequence, weight, front, start = unpack(head, 1, 4)
+  if what == 'caps' and is_full(q, key) then
+    leave_index(q, l, key, front, sequence)
+    block(q, l, key)
+  elseif what == 'weights' and start then
+    local tag = math.max(get(q, V[l]), start + 1 / weight_of(q, key, weight))
+    leave_index(q, l, key, front, sequence)
+    call('ZADD', q.base .. 'index:' .. l, format('%.17g', tag), member_of(front, sequence, key))
+  elseif what == 'weights' then
+    leave_index(q, l, key, front, sequence)
+    enter(q, l, key, front, sequence, weight)
   end
 end
 save_all()

@@ -193,7 +193,11 @@ local function draw_by_key(s, q)
         local raw, number, deliveries, weight = draw_sorted(q, l, c)
         waiting[s], taken[s], bytes = waiting[s] - 1, taken[s] + 1, bytes + #raw
         if c.full then
-          waiting[s] = math.max(0, waiting[s] - count_of(q, l, c.key) + c.taken)
+          for other = 0, 9 do
+            if get(q, R[other]) > 0 then
+              waiting[s] = waiting[s] - count_of(q, other, c.key) + drawn(q, other, c.key)
+            end
+          end
         end
         plan[#plan + 1] = {s, l, number, deliveries, raw, c.key, weight}
         return true
@@ -332,9 +336,7 @@ for s, used_of in pairs(used) do
 end
 for s, q in pairs(queues) do
   if q then
-    for l in pairs(q.levels) do
-      commit(q, l)
-    end
+    commit(q)
     for i = 1, #q.aside, 2 do
       local m = #noted
       noted[m + 1], noted[m + 2], noted[m + 3] = s - 1, q.aside[i], q.aside[i + 1]
