@@ -20,6 +20,7 @@ from celery_strategies.install import install
 from celery_strategies.publish.fair import Publication
 
 if TYPE_CHECKING:
+    from celery_strategies.transport.mixins import StrategyConsumerMixin
     from celery_strategies.worker.consumer import StrategyConsumer
 
 __version__ = "0.1.0.dev0"
@@ -32,6 +33,7 @@ __all__ = (
     "StrategiesError",
     "Strategy",
     "StrategyConsumer",
+    "StrategyConsumerMixin",
     "install",
 )
 
@@ -42,6 +44,10 @@ def __getattr__(name: str) -> Any:
         from celery_strategies.worker.consumer import StrategyConsumer
 
         return StrategyConsumer
+    if name == "StrategyConsumerMixin":
+        from celery_strategies.transport.mixins import StrategyConsumerMixin
+
+        return StrategyConsumerMixin
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
