@@ -7,12 +7,13 @@ pick looks at every key. Must not know messages, tags or workers.
 
 Each level of a queue has a *virtual time* V, and an *index* of the keys that may run: those with a
 job and fewer in flight than their cap. In the index, a key has a *finish tag* F, and the lowest F
-goes next; V follows the F of what was taken. A key that enters, or whose weight an operator
-changes, does so at F = V + 1/w, w being the weight of its next job. So nobody hoards credit while
+goes next; V follows the F of what was taken. A key that enters does so
+at F = V + 1/w, w being the weight of its next job. So nobody hoards credit while
 idle, and nobody waits behind the backlog of another. From job to job F grows by 1/w.
 
 Sums of 1/w break ties wrongly (ten times 0.1 is not 1), so F is ``J + n/w`` for the n-th job since
-the tag was J, as long as w is the same. On an untouched backlog this is ``rank / weight``, exactly.
+the tag was J, as long as w is the same (and no power of two, whose sums are exact). On an untouched
+backlog this is ``rank / weight``, exactly.
 
 For every key whose next job was never taken before, V <= F <= V + 1/w. Two keys i and j that stay
 in the index, under constant weights, have therefore been given, over any interval,
@@ -35,6 +36,7 @@ from bisect import insort
 from collections import Counter, deque
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
+from math import frexp
 from operator import attrgetter
 from types import MappingProxyType
 from typing import NamedTuple, get_args
@@ -121,8 +123,9 @@ class Interleave:
 
     ``order`` is ``fair``; ``batch`` (each take counts from zero, no memory: the r-th job of a key in
     it has the tag r/w); ``age`` (the oldest job of a key that may run); or ``turn`` (round robin:
-    whoever enters, or was served, goes to the tail). With ``single``, one job per key is in flight at a time. Levels are strict: the
-    lowest with a job that may run goes first. Caps and overrides hold for a key on all levels.
+    whoever enters, or was served, goes to the tail). With ``single``, one job per key is in flight
+    at a time. Levels are strict: the lowest with a job that may run goes first. Caps and overrides
+    hold for a key on all levels.
     Jobs without a key are one key, ``""``, which is never full.
 
     A job is waiting, then in flight from :meth:`take` to :meth:`end`, :meth:`restore` or
@@ -371,6 +374,9 @@ class Interleave:
     def _following(entry: Entry, weight: float, next_weight: float) -> Entry:
         """Return the entry of a key whose job of ``weight`` was taken, for the job behind it."""
         finish, run = entry
+        if frexp(weight)[0] == 0.5:
+            # Sums of 1/w are exact then, and nothing need be remembered.
+            return Entry(finish + 1 / next_weight)
         if run is not None and next_weight == run.weight:
             run = run._replace(n=run.n + 1)
         elif run is None and next_weight == weight:

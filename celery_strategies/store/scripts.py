@@ -39,6 +39,8 @@ def _text(name: str) -> str:
     return (files("celery_strategies.store") / "lua" / f"{name}.lua").read_text("utf-8")
 
 
+#: What a script needs that also exists for plain sources alone, where it is called most often.
+_PLAIN = ("_lib", "_plain")
 #: What a script that works on sorted jobs needs, and one that also sorts or draws them.
 _SORTED = ("_lib", "_sorted")
 _SORTING = (*_SORTED, "_sorting")
@@ -50,10 +52,11 @@ def load(
     keys: tuple[str, ...],
     argv: tuple[str, ...],
     helpers: tuple[str, ...] = ("_lib",),
+    variant: str = "",
 ) -> Script:
     """Load ``lua/<name>.lua`` and check that its header declares exactly *keys* and *argv*.
 
-    *helpers* are put before it, in that order.
+    *helpers* are put before it, in that order; *variant* names what differs from the same file with other helpers.
 
     Raises:
         ScriptContractError: names, order or indices differ, or a required header line is missing.
@@ -83,31 +86,28 @@ def load(
                 f"{name}.lua uses {table}[{max(used)}], which its header does not name"
             )
     source = "\n".join([*map(_text, helpers), text]).encode()
-    return Script(name, source, sha1(source, usedforsecurity=False).hexdigest())
+    return Script(name + variant, source, sha1(source, usedforsecurity=False).hexdigest())
 
 
-TAKE = load(
-    "take",
-    keys=("wake", "sequence", "unacked", "unacked_index", "holder", "sources"),
-    argv=(
-        "worker",
-        "strategy",
-        "byte_limit",
-        "source_count",
-        "list_counts",
-        "levels",
-        "lists",
-        "sorted",
-        "sources",
-        "call",
-    ),
-    helpers=_SORTING,
+_TAKE_KEYS = ("wake", "sequence", "unacked", "unacked_index", "holder", "sources")
+_TAKE_ARGV = (
+    "worker",
+    "strategy",
+    "byte_limit",
+    "source_count",
+    "list_counts",
+    "levels",
+    "lists",
+    "sorted",
+    "sources",
+    "call",
 )
-SETTLE = load(
-    "settle",
-    keys=("scratch", "unacked", "unacked_index", "holder"),
-    argv=("tags",),
-    helpers=_SORTED,
+TAKE = load("take", keys=_TAKE_KEYS, argv=_TAKE_ARGV, helpers=_PLAIN)
+TAKE_SORTED = load("take", keys=_TAKE_KEYS, argv=_TAKE_ARGV, helpers=_SORTING, variant="_sorted")
+_SETTLE_KEYS = ("scratch", "unacked", "unacked_index", "holder")
+SETTLE = load("settle", keys=_SETTLE_KEYS, argv=("tags",), helpers=_PLAIN)
+SETTLE_SORTED = load(
+    "settle", keys=_SETTLE_KEYS, argv=("tags",), helpers=_SORTED, variant="_sorted"
 )
 RESTORE = load(
     "restore",
@@ -177,7 +177,9 @@ UNSORT = load("unsort", keys=("scratch", "returned", "unsorted", "inbox"), argv=
 #: What a worker may send.
 ALL = (
     TAKE,
+    TAKE_SORTED,
     SETTLE,
+    SETTLE_SORTED,
     RESTORE,
     REQUEUE,
     SET_ASIDE,

@@ -67,8 +67,8 @@ def suffix_of(queue: str) -> str:
     return f',"",{json.dumps(queue)}]'
 
 
-def is_sorted(tag: str) -> bool:
-    """Whether the message of *tag*, minted by take, was sorted by key."""
+def is_counted(tag: str) -> bool:
+    """Whether the message of *tag*, minted by take, counts for a cap or a group until its job has ended."""
     return tag.endswith("k")
 
 
@@ -180,7 +180,7 @@ def _text(value: bytes) -> str:
 class TakePlan:
     """The part of a take that stays the same while the sources do, packed once."""
 
-    __slots__ = ("_head", "_tail", "sources")
+    __slots__ = ("_is_sorted", "_plain", "_sorted", "_tail", "sources")
 
     def __init__(
         self, keys: Keys, worker: str, strategy: Strategy, sources: Sequence[SourceKeys]
@@ -213,7 +213,9 @@ class TakePlan:
             ]
             names += [keys.inbox(queue, step) for step in source.lists]
             argv.append(suffix_of(queue))
-        self._head = pack("EVALSHA", scripts.TAKE.sha, len(names), *names)
+        self._plain = pack("EVALSHA", scripts.TAKE.sha, len(names), *names)
+        self._sorted = pack("EVALSHA", scripts.TAKE_SORTED.sha, len(names), *names)
+        self._is_sorted = any(source.sorted for source in sources)
         self._tail = pack(*argv)
 
     def call(
@@ -231,7 +233,9 @@ class TakePlan:
         *turn* is the index of the source from which round robin looks on; *idle* says that this worker is
         registered as watching or parked; *now* overrides the server's clock, in microseconds (tests).
         """
-        return command(self._head, self._tail, pack(session, n, turn, int(idle), now, *tags))
+        tags = tuple(tags)
+        head = self._sorted if self._is_sorted or any(map(is_counted, tags)) else self._plain
+        return command(head, self._tail, pack(session, n, turn, int(idle), now, *tags))
 
 
 class Store:
@@ -242,14 +246,17 @@ class Store:
         self.worker = worker
         # Sent for almost every job of a busy worker, so packed once.
         names = [*self._unacked(), keys.holder(worker)]
-        self._settle_head = pack("EVALSHA", scripts.SETTLE.sha, len(names), *names)
+        self._settle_plain = pack("EVALSHA", scripts.SETTLE.sha, len(names), *names)
+        self._settle_sorted = pack("EVALSHA", scripts.SETTLE_SORTED.sha, len(names), *names)
 
     def _unacked(self) -> list[str]:
         return [self.keys.scratch, self.keys.unacked, self.keys.unacked_index]
 
     def settle(self, tags: Iterable[str]) -> bytes:
         """Acknowledge *tags*, or reject them for good; replies with those not held any more."""
-        return command(self._settle_head, pack(*tags))
+        tags = tuple(tags)
+        head = self._settle_sorted if any(map(is_counted, tags)) else self._settle_plain
+        return command(head, pack(*tags))
 
     def restore(
         self, items: Sequence[tuple[str, bytes]], *, limit: bytes | str = "", started: bool = False

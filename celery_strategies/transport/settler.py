@@ -69,7 +69,7 @@ class Settler:
     ) -> None:
         self.worker = worker
         self.held: dict[str, Held] = {}
-        #: Jobs of sorted sources that run although their message is acknowledged: they count for caps and groups.
+        #: Jobs that run although their message is acknowledged, and count for a cap or a group until they end.
         self.running: dict[str, Callable[[], Any]] = {}
         self._runs = runs
         self._patience = patience
@@ -91,7 +91,7 @@ class Settler:
         """Acknowledge *tag*, or reject it for good."""
         held = self._holds(tag, "Settling")
         if held is not None:
-            if held.job is not None and calls.is_sorted(tag) and self._goes_on(held.job):
+            if held.job is not None and calls.is_counted(tag) and self._goes_on(held.job):
                 self.running[tag] = held.job
                 self._acks.append(calls.STILL_RUNS + tag)
             else:
@@ -328,7 +328,7 @@ class Settler:
     def run_by(self, tag: str, job: Any) -> None:
         """Note that *job* is what runs the message of *tag*."""
         held = self.held.get(tag)
-        if held is not None and calls.is_sorted(tag):
+        if held is not None and calls.is_counted(tag):
             held.job = ref(job)
 
     def reclaim(self) -> None:

@@ -7,7 +7,7 @@
 --   tags:<l>            hash: key -> 'J n w', only while it cannot be told from the finish tag
 --   jobs:<l>:<key>      list, next to run at the right: 'sequence:deliveries:weight:message'
 --   front:<l>:<key>     zset: sequence -> the same, given back
---   running:<key>       set of the tags in flight
+--   running:<key>       set of the tags in flight, where there are caps or groups
 --   unsorted            list: 'level:message', on the way back to the inbox
 --   full                set of '<l>:<key>': keys with jobs that wait for one in flight to end
 --   caps                hash: 'k' .. key or '*' -> number, as configured; the same after '!', as changed while running
@@ -16,10 +16,9 @@
 local REBASE_AT = 1073741824
 local opened, bases = {}, {}
 -- Names of the fields of `state` that there is one of for each level.
-local R, V, S = {}, {}, {}
-for l = 0, 9 do
-  R[l], V[l], S[l] = 'r' .. l, 'v' .. l, 's' .. l
-end
+local R = {[0] = 'r0', 'r1', 'r2', 'r3', 'r4', 'r5', 'r6', 'r7', 'r8', 'r9'}
+local V = {[0] = 'v0', 'v1', 'v2', 'v3', 'v4', 'v5', 'v6', 'v7', 'v8', 'v9'}
+local S = {[0] = 's0', 's1', 's2', 's3', 's4', 's5', 's6', 's7', 's8', 's9'}
 
 local function open(base)
   local q = opened[base]
@@ -286,7 +285,9 @@ end
 local function base_of(root, suffix)
   local base = bases[suffix]
   if not base then
-    base = root .. '{' .. cjson.decode('[0' .. suffix)[3] .. '}:'
+    -- ',"","name"]'
+    local name = find(suffix, '\\', 1, true) and cjson.decode('[0' .. suffix)[3] or sub(suffix, 6, -3)
+    base = root .. '{' .. name .. '}:'
     bases[suffix] = base
   end
   return base
@@ -311,7 +312,7 @@ local function release(root, tag, place)
 end
 
 -- Settle tags. A tag may begin with \1: acknowledged, but its job still runs (and counts) here; or with \2: that job has
--- ended. Tags that end with k are of sorted queues. Returns those that were to be acknowledged and were no longer
+-- ended. Tags that end with k are in a set of jobs in flight. Returns those that were to be acknowledged and were no longer
 -- held. Tags are minted once, so removing one that is gone touches nobody else's record.
 local function settle(root, unacked, unacked_index, holder, tags)
   local acked, ended, sorted, lost = {}, {}, {}, {}

@@ -32,7 +32,7 @@ end
 call('SET', KEYS[2], ARGV[1], 'PX', ARGV[2])
 local names = {set_aside = KEYS[3], returned = KEYS[4], sequence = KEYS[1]}
 local budget = {messages = tonumber(ARGV[5]), bytes = tonumber(ARGV[6])}
-local left = sort(q, names, inbox, numbers, lengths, tonumber(ARGV[3]), budget, clock(ARGV[7]) / 1000, ARGV[1])
+local left = new_sort()(q, names, inbox, numbers, lengths, tonumber(ARGV[3]), budget, clock(ARGV[7]) / 1000, ARGV[1])
 if q.broken then
   q.notes[#q.notes + 1] = q.broken
 end

@@ -94,7 +94,7 @@ local function sort_some(s, q)
   for i = 1, lists do
     inbox[i], numbers[i] = KEYS[k + i], byte(list_index, list_of[s] + i)
   end
-  local left = sort(q, names, inbox, numbers, length_of, byte(levels, s), budget, now / 1000, worker)
+  local left = new_sort()(q, names, inbox, numbers, length_of, byte(levels, s), budget, now / 1000, worker)
   if q.broken then
     broke(s, {err = q.broken})
     q.broken = nil
@@ -310,8 +310,11 @@ if #plan > 0 then
     records[2 * i], scores[2 * i - 1] = '[' .. raw .. suffix, seconds
     places[2 * i] = format('%d:%.0f:%d:', list, place or number, deliveries)
     if its_key then
-      tag = tag .. 'k'
-      call('SADD', queues[s].base .. 'running:' .. its_key, tag)
+      if queues[s].single or queues[s].caps then
+        -- Only what is counted has to be found again when it ends.
+        tag = tag .. 'k'
+        call('SADD', queues[s].base .. 'running:' .. its_key, tag)
+      end
       places[2 * i] = places[2 * i] .. weight .. ':' .. #its_key .. ':' .. its_key
     end
     places[2 * i] = places[2 * i] .. suffix
