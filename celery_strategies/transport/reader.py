@@ -11,7 +11,9 @@ A turn of the loop (:meth:`Reader.on_tick`)::
                               ▼
          join the idle workers (watch or park) ──► track the keys ──► sleep until one changes
 
-Settling is in :mod:`.settler`, waiting in :mod:`.idle`, recovery in :mod:`.upkeep`. Methods are called from the loop's
+The connection is in :mod:`.connector`, settling in :mod:`.settler`, waiting in :mod:`.idle`, what is sorted by key in
+:mod:`.sorting`, delayed messages in :mod:`.delays`, recovery in :mod:`.upkeep` and :mod:`.keeper`, the end in
+:mod:`.drain`. Methods are called from the loop's
 thread except where they say otherwise.
 """
 
@@ -21,10 +23,9 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from time import monotonic, sleep
+from time import monotonic
 from typing import Any
 from uuid import uuid4
 
@@ -36,11 +37,11 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from celery_strategies.core.policy import Policy
 from celery_strategies.core.sources import SourceList
 from celery_strategies.core.strategies import Strategy, turn_from
-from celery_strategies.errors import ImproperlyConfigured
 from celery_strategies.store import store as calls
-from celery_strategies.store.link import Link, ignore
 from celery_strategies.store.store import Delivery, Grant, SourceKeys, Store, TakePlan
+from celery_strategies.transport.connector import Connector
 from celery_strategies.transport.delays import Delays
+from celery_strategies.transport.drain import Drain
 from celery_strategies.transport.idle import Idle
 from celery_strategies.transport.keeper import LOOP_STALE_AFTER, Keeper
 from celery_strategies.transport.patience import Patience
@@ -103,7 +104,6 @@ class Reader:
         self.accepts = accepts
         self.polling_interval = polling_interval
         self.sources = SourceList(ranks)
-        self.channel: Any = None
         self.waker = Waker()
         #: Set by a hub: its thread, in which no wake is needed since a turn follows anyway, and its timer.
         self.loop_thread: int | None = None
@@ -141,9 +141,10 @@ class Reader:
         self.blocked = False
         self._turned = monotonic()
         self._keeper: Keeper | None = None
-        self._session: Session | None = None
-        self._sessions = 0
-        self._pool: Any = None
+        self.connector = Connector(
+            self.worker, self.settler, self.patience, look=self._look, begun=self._begun
+        )
+        self.drained = Drain(self.connector, self.settler, self.idle, self.patience)
         self._bindings: dict[str, Binding] = {}
         self._plan: TakePlan | None = None
         self._order: tuple[str, ...] = ()
@@ -155,8 +156,6 @@ class Reader:
         self._granted_last = 0
         self._lingering = False
         self._acks_due = 0.0
-        self._draining = False
-        self._drain_lock = threading.RLock()
 
     @property
     def held(self) -> dict[str, Held]:
@@ -164,9 +163,14 @@ class Reader:
         return self.settler.held
 
     @property
+    def session(self) -> Session | None:
+        """The session on the broker, None without a connection."""
+        return self.connector.session
+
+    @property
     def tracking(self) -> bool:
         """Whether the server tells when keys change, so that waiting needs no polling."""
-        return self._session is not None and self._session.tracking
+        return self.session is not None and self.session.tracking
 
     # -- connection -----------------------------------------------------------------------------
 
@@ -176,134 +180,50 @@ class Reader:
         Raises:
             Exception: the transport's connection errors; nothing is attached then.
         """
-        self.detach(final=True)
-        self._pool = channel.reader_pool()
-        self.channel = channel
+        self.connector.use(channel)
         for queue in tuple(self._bindings):
             self.sources.unbind(queue)
         self._bindings.clear()
         self._sources_changed()
         try:
-            self._connect()
+            session = self.connector.connect()
         except BaseException:
             self.detach()
             raise
         channel.attach_reader(self)
         self._turned = monotonic()
         if self._keeper is None:
-            self._keeper = self._make_keeper(channel)
+            self._keeper = Keeper(
+                Store(session.keys, self.worker),
+                session.ttl,
+                connect=self.connector.another_connection,
+                tags=lambda: tuple(self.held),
+                lives=self._shows_life,
+                buried=self._buried,
+            )
             self._keeper.start()
 
-    def _make_keeper(self, channel: Any) -> Keeper:
-        session = self._session
-        assert session is not None  # noqa: S101  # for the type checker: the caller has just connected
-        return Keeper(
-            Store(channel.strategy_keys(), self.worker),
-            session.ttl,
-            connect=self._keeper_connection,
-            tags=lambda: tuple(self.held),
-            lives=self._shows_life,
-            buried=self._buried,
-        )
+    def detach(self) -> None:
+        """Drop the connection; what is held stays held, settles wait for the next session."""
+        self.connector.detach()
 
-    def _keeper_connection(self) -> Any:
-        pool = self._pool
-        if pool is None:
-            raise RedisConnectionError("not connected")
-        # Not one of the pool's: those close with the reader's.
-        connection = pool.connection_class(**pool.connection_kwargs)
-        connection.connect()
-        return connection
-
-    def _shows_life(self) -> bool:
-        return self.blocked or self._draining or monotonic() - self._turned < LOOP_STALE_AFTER
-
-    def _buried(self) -> None:
-        # From the keeper's thread: the loop looks at its next turn.
-        self._hungry = True
-        self.wake()
-
-    def _connect(self) -> Session:
-        self._drop_session()
-        keys = self.channel.strategy_keys()
-        self._sessions += 1
-        connection = self._pool.get_connection()
-        try:
-            session = Session(
-                Link(connection, partial(self._look, False)),
-                Store(keys, self.worker),
-                keys,
-                str(self._sessions),
-                float(self.channel.visibility_timeout),
-            )
-            entries = session.open(self.patience)
-            self.settler.resume()
-            self._return_unknown(session, entries)
-        except BaseException:
-            connection.disconnect()
-            self._pool.release(connection)
-            raise
+    def _begun(self) -> None:
         self._asked = False
+        self._plan = None
         self.patience.reset()
         self.idle.reset()
         self.upkeep.reset()
         self.sorting.reset()
         self.delays.reset()
-        self._plan = None
-        self.strays.reset(channel_steps=self.channel.priority_steps)
-        self._session = session
-        return session
+        self.strays.reset(channel_steps=self.connector.channel.priority_steps)
 
-    def _return_unknown(self, session: Session, entries: Mapping[str, bytes]) -> None:
-        """Put back what Redis says this worker holds although it never heard of it."""
-        known = self.settler.tags()
-        unknown = [(tag, place) for tag, place in entries.items() if tag not in known]
-        for start in range(0, len(unknown), calls.TAKE_LIMIT):
-            session.link.call(session.store.restore(unknown[start : start + calls.TAKE_LIMIT]))
-        if unknown:
-            logger.warning(
-                "%d messages of a take whose reply was lost went back to their queues", len(unknown)
-            )
+    def _shows_life(self) -> bool:
+        return self.blocked or self.drained.active or monotonic() - self._turned < LOOP_STALE_AFTER
 
-    def _look_for_half_a_take(self, session: Session) -> None:
-        """Put back what a script that failed halfway has moved already, else a living worker would hide it."""
-
-        def compare(reply: Any) -> None:
-            if isinstance(reply, RedisError):
-                return
-            known = self.settler.tags()
-            pairs = (
-                reply.items()
-                if isinstance(reply, dict)
-                else zip(reply[::2], reply[1::2], strict=True)
-            )
-            entries = [(tag.decode(), place) for tag, place in pairs]
-            unknown = [(tag, place) for tag, place in entries if tag and tag not in known]
-            for start in range(0, len(unknown), calls.TAKE_LIMIT):
-                packed = session.store.restore(unknown[start : start + calls.TAKE_LIMIT])
-                session.link.send(packed, ignore)
-
-        if session.link.alive:
-            packed = calls.command(calls.pack("HGETALL", session.keys.holder(self.worker)))
-            session.link.send(packed, compare)
-
-    def _drop_session(self) -> None:
-        session, self._session = self._session, None
-        if session is not None:
-            session.link.close()
-            if self._pool is not None:
-                self._pool.release(session.link.connection)
-
-    def detach(self, *, final: bool = False) -> None:
-        """Drop the connection; what is held stays held, settles wait for the next session.
-
-        Unless *final*, the way to the broker is kept: a shutdown that begins before the next session needs it.
-        """
-        self._drop_session()
-        if self._pool is not None:
-            self._pool.disconnect()
-            if final:
-                self._pool = None
+    def _buried(self) -> None:
+        # From the keeper's thread: the loop looks at its next turn.
+        self._hungry = True
+        self.wake()
 
     # -- sources --------------------------------------------------------------------------------
 
@@ -330,8 +250,8 @@ class Reader:
         if binding is not None and binding.channel is channel:
             del self._bindings[queue]
             self.sources.unbind(queue)
-            session = self._session
-            if session is not None and session.link.alive and not self._draining:
+            session = self.session
+            if session is not None and session.link.alive and not self.drained.active:
                 # Nobody is to wait for this worker to look at the queue.
                 self.idle.leave(session)
             self._sources_changed()
@@ -370,13 +290,13 @@ class Reader:
 
     def fileno(self) -> int | None:
         """Return the connection's file descriptor, None without a connection."""
-        session = self._session
+        session = self.session
         return session.link.fileno() if session is not None and session.link.alive else None
 
     def on_readable(self) -> None:
         """Handle what Redis sent, then go on as after a turn."""
-        if self._session is not None and not self._draining:
-            self._session.link.pump()
+        if self.session is not None and not self.drained.active:
+            self.session.link.pump()
             self.on_tick()
 
     def on_tick(self) -> None:
@@ -385,9 +305,9 @@ class Reader:
         Raises:
             redis.exceptions.ConnectionError: the connection is gone or silent; the owner reconnects.
         """
-        session = self._session
+        session = self.session
         now = self._turned = monotonic()
-        if session is None or self._draining:
+        if session is None or self.drained.active:
             return
         self._check(session, now)
         resting = partial(self.patience.remaining, now)
@@ -458,7 +378,7 @@ class Reader:
     @property
     def pulse(self) -> float:
         """For how long, in seconds, the loop may sleep at most."""
-        session = self._session
+        session = self.session
         if session is None:
             return 1.0
         if not session.tracking:
@@ -490,8 +410,8 @@ class Reader:
 
     def _refused(self, what: str, error: RedisError, batch: int = 0) -> None:
         self._hungry = True
-        if self._session is not None:
-            self.settler.refuse(self._session, what, error, batch)
+        if self.session is not None:
+            self.settler.refuse(self.session, what, error, batch)
 
     # -- take -----------------------------------------------------------------------------------
 
@@ -511,7 +431,7 @@ class Reader:
         self._asked = False
         if isinstance(reply, RedisError):
             self._refused("take", reply, batch)
-            self._look_for_half_a_take(session)
+            self.connector.look_for_half_a_take(session)
             return
         grant = Grant.parse(reply)
         if not grant.valid:
@@ -566,7 +486,7 @@ class Reader:
 
     def _deliver_one(self, queue: str, delivery: Delivery) -> None:
         binding = self._bindings.get(queue)
-        if binding is None or self._draining:
+        if binding is None or self.drained.active:
             # Cancelled between take and delivery.
             self.settler.give_back([delivery.tag])
             return
@@ -590,16 +510,16 @@ class Reader:
 
     def release_limited(self) -> None:
         """Have delayed messages that wait for a rate limit come back at once."""
-        session = self._session
-        if session is not None and session.link.alive and not self._draining:
+        session = self.session
+        if session is not None and session.link.alive and not self.drained.active:
             for queue in tuple(self._bindings):
                 self.delays.release(session, queue)
 
     # -- settling -------------------------------------------------------------------------------
 
     def _settle_pending(self) -> None:
-        if self._draining:
-            self._settle_now()
+        if self.drained.active:
+            self.drained.settle_now()
         else:
             self.wake()
 
@@ -609,8 +529,8 @@ class Reader:
         What the kernel has reaches Redis even if this process is killed now. Waiting for the reply would double the
         time of a short job; raising would end the delivery of a job whose ack is already on its way.
         """
-        session = self._session
-        if session is None or self._draining:
+        session = self.session
+        if session is None or self.drained.active:
             return
         try:
             self.settler.send_others(session)
@@ -621,89 +541,20 @@ class Reader:
             session.link.close()
 
     def _restore_foreign(self, tags: Iterable[str], limit: float) -> int:
-        return int(self.channel.restore_foreign(tags, limit))
+        return int(self.connector.channel.restore_foreign(tags, limit))
 
     # -- shutdown -------------------------------------------------------------------------------
 
     def drain(self) -> None:
-        """Stop taking: the outstanding take goes back, and from here on every settle is sent at once.
-
-        Called when the loop has ended, or from a signal handler in the middle of a read.
-        """
-        if self._draining:
-            return
-        with self._drain_lock:
-            session = self._session
-            if session is not None and session.link.busy:
-                # Interrupted in the middle of a reply: this connection cannot be read any further.
-                session.link.close()
-            elif session is not None:
-                # Messages that still come have nobody to go to, so they go back.
-                self._bindings.clear()
-                try:
-                    while session.link.pending:
-                        session.link.read_one()
-                    self.idle.leave(session)
-                except RedisError as exc:
-                    logger.info("The connection to Redis was lost at shutdown: %s", exc)
-            self._draining = True
-            self._settle_now()
-
-    def _settle_now(self) -> None:
-        """Send what is pending, connecting anew if need be; what does not go through stays pending."""
-        with self._drain_lock:
-            for last in (False, True):
-                if not self._pending_settles or self._pool is None:
-                    return
-                try:
-                    session = self._session
-                    if session is None or not session.link.alive:
-                        session = self._connect()
-                    self.settler.send_others(session)
-                    self.settler.send_acks(session)
-                    while session.link.pending:
-                        session.link.read_one()
-                except (RedisError, OSError, ImproperlyConfigured) as exc:
-                    if last:
-                        self.patience.complain(
-                            "drain", "Settles do not reach Redis at shutdown, trying again: %s", exc
-                        )
-
-    @property
-    def _pending_settles(self) -> int:
-        return self.settler.acks + self.settler.others + self.settler.unconfirmed
+        """Stop taking: the outstanding take goes back, and from here on every settle is sent at once."""
+        self.drained.begin(self._bindings.clear)
 
     def shutdown(self, started: Callable[[str], bool] = lambda _tag: True) -> None:
         """Give back whatever is still held, and leave. *started* tells whether a tag's job had begun."""
         self.drain()
         if self._keeper is not None:
             self._keeper.stop()
-        tags = list(self.held)
-        if tags:
-            begun = {tag: started(tag) for tag in tags}
-            for flag in (False, True):
-                self.settler.give_back([tag for tag in tags if begun[tag] is flag], started=flag)
-        with self._drain_lock:
-            deadline = monotonic() + LAST_WORDS
-            self._settle_now()
-            while self._pending_settles and self._pool is not None and monotonic() < deadline:
-                sleep(0.2)
-                self._settle_now()
-            left = self._pending_settles
-            if left:
-                logger.error(
-                    "%d settles did not reach Redis: their messages will be delivered again", left
-                )
-            elif tags:
-                logger.warning(
-                    "%d messages that were not finished went back to their queues", len(tags)
-                )
-            session = self._session
-            if session is not None and session.link.alive:
-                # Nothing depends on it: the holder has a TTL.
-                with suppress(RedisError, OSError):
-                    session.link.call(session.store.leave())
-            self.detach(final=True)
+        self.drained.finish(list(self.held), started)
         self.waker.close()
 
     # -- looking --------------------------------------------------------------------------------

@@ -181,10 +181,10 @@ class Settler:
             settling.update(map(_bare, acks), (tag for tag, _ in (*others, *back)))
         return settling
 
-    def note_ended(self) -> None:
-        """Look which of the jobs that were acknowledged when they started have ended."""
+    def note_ended(self, *, all_of_them: bool = False) -> None:
+        """Look which of the jobs that were acknowledged when they started have ended, or say that all have."""
         for tag, job in tuple(self.running.items()):
-            if not self._goes_on(job):
+            if all_of_them or not self._goes_on(job):
                 self._acks.append(calls.HAS_ENDED + tag)
                 del self.running[tag]
 

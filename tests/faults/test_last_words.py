@@ -80,7 +80,7 @@ def test_many_failed_connections_in_a_drain_leave_room_for_one_that_works(
     # Two attempts for each settle: all but the last find nobody.
     Loop.work(loop)
     wait_until(
-        lambda: loop.reader._settle_now() or nothing_left(redis_db),
+        lambda: loop.reader.drained.settle_now() or nothing_left(redis_db),
         description="the ack arrives in the end",
         interval=0,
     )
@@ -94,7 +94,7 @@ def test_a_loop_that_was_late_does_not_take_redis_for_dead(
     loop = Loop(app)
     loop.turn()
     wait_until(lambda: loop.turn() or not loop.reader._hungry, description="it is idle")
-    session = loop.reader._session
+    session = loop.reader.session
     assert session is not None
     monkeypatch.setattr(reader_module, "REPLY_TIMEOUT", 0.05)
     began = monotonic()

@@ -67,7 +67,7 @@ def test_what_was_moved_goes_back(limited: redis.Redis) -> None:
 
     def turn() -> None:
         reader.on_tick()
-        session = reader._session
+        session = reader.session
         assert session is not None
         session.link.pump()
 
