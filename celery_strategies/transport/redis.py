@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cached_property, partial
 from time import monotonic
 from typing import Any, cast
@@ -19,6 +19,7 @@ import redis
 from kombu.transport import redis as kombu_redis
 from kombu.utils.encoding import bytes_to_str
 from redis.backoff import NoBackoff
+from redis.exceptions import NoPermissionError
 from redis.retry import Retry
 
 from celery_strategies.core.levels import LISTS, list_for
@@ -379,7 +380,9 @@ class ChannelMixin:
                 self.sep.join([routing_key, other, queue]) for other in topics.kombus(routing_key)
             }
             tables = self._binding_tables(exchange)
-            self._raw_call(*(("SREM", table, *others) for table in tables))
+            # Without the right to, a stock producer matches by them: nothing to fail a publish for.
+            with suppress(NoPermissionError):
+                self._raw_call(*(("SREM", table, *others) for table in tables))
 
     def queue_unbind(
         self: Any,
