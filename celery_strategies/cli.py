@@ -6,6 +6,8 @@ is what makes ``-P strategies`` known in a clean shell.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import click
@@ -14,9 +16,11 @@ from celery.bin.base import CeleryCommand, CeleryOption, handle_preload_options
 from celery.bin.worker import worker
 
 from celery_strategies.core.strategies import Strategy
+from celery_strategies.core.tags import check_key, check_weight
 from celery_strategies.errors import NotOurTransport
 from celery_strategies.install import install, offer_pool
 from celery_strategies.store import admin
+from celery_strategies.store.keys import Keys
 
 install()
 offer_pool()
@@ -57,6 +61,17 @@ def strategies(ctx: click.Context) -> None:
     """Look at and steer queues that strategies workers read."""
 
 
+@contextmanager
+def _broker(ctx: click.Context) -> Iterator[tuple[Any, Keys]]:
+    """Connect to the app's broker; gives a client and the names of its keys."""
+    app: Any = ctx.obj.app
+    with app.connection_for_write() as connection:
+        channel = connection.default_channel
+        if not hasattr(channel, "strategy_keys"):
+            raise NotOurTransport(connection.transport.driver_type)
+        yield redis.Redis(connection_pool=channel.pool), channel.strategy_keys()
+
+
 @strategies.command(cls=CeleryCommand)
 @click.argument("queues", nargs=-1)
 @click.pass_context
@@ -66,15 +81,84 @@ def unsort(ctx: click.Context, queues: tuple[str, ...]) -> None:
     Without QUEUES: every queue that has such messages. Can be interrupted and repeated. Stop the workers that
     sort a queue first, or they sort it again.
     """
-    app: Any = ctx.obj.app
-    with app.connection_for_write() as connection:
-        channel = connection.default_channel
-        if not hasattr(channel, "strategy_keys"):
-            raise NotOurTransport(connection.transport.driver_type)
-        client, keys = redis.Redis(connection_pool=channel.pool), channel.strategy_keys()
+    with _broker(ctx) as (client, keys):
         names = queues or admin.queues_to_unsort(client, keys)
         for name in names:
             moved = admin.unsort_queue(client, keys, name)
             ctx.obj.echo(f"{name}: {moved} messages moved to Kombu's lists")
         if not names:
             ctx.obj.echo("No queue has messages that only our workers see.")
+
+
+_QUEUES = click.option(
+    "-q",
+    "--queue",
+    "queues",
+    multiple=True,
+    metavar="QUEUE",
+    help="Queue for which it holds; may be repeated (default: every queue that is sorted by key).",
+)
+
+
+@strategies.command(cls=CeleryCommand)
+@click.argument("key")
+@click.argument("weight")
+@_QUEUES
+@click.pass_context
+def weight(ctx: click.Context, key: str, weight: str, queues: tuple[str, ...]) -> None:
+    """Serve the jobs of KEY with WEIGHT, those that wait too, whatever their headers say.
+
+    WEIGHT is a number from 1e-6 to 1e6, or "none": with their own weights again.
+    """
+    try:
+        check_key(key)
+        value = None if weight == "none" else float(check_weight(float(weight)))
+    except ValueError as exc:
+        raise click.BadParameter(str(exc)) from None
+
+    def set_it(client: Any, keys: Keys, queue: str) -> bool:
+        return admin.set_weight(client, keys, queue, key, value)
+
+    _steer(ctx, queues, set_it, f"{key} has weight {weight}")
+
+
+@strategies.command(cls=CeleryCommand)
+@click.argument("key")
+@click.argument("cap")
+@_QUEUES
+@click.pass_context
+def cap(ctx: click.Context, key: str, cap: str, queues: tuple[str, ...]) -> None:
+    """Have at most CAP jobs of KEY ("*": of every key that has no cap of its own) in flight.
+
+    CAP is an integer, 1 or more, or "none": as the settings say. Jobs taken from now on count.
+    """
+    if cap != "none" and not (cap.isascii() and cap.isdigit() and int(cap) >= 1):
+        raise click.BadParameter(f"a cap is an integer, 1 or more, or none, not {cap!r}")
+    try:
+        check_key(key)
+    except ValueError as exc:
+        raise click.BadParameter(str(exc)) from None
+
+    def set_it(client: Any, keys: Keys, queue: str) -> bool:
+        return admin.set_cap(client, keys, queue, key, None if cap == "none" else int(cap))
+
+    _steer(ctx, queues, set_it, f"{key} has cap {cap}")
+
+
+def _steer(
+    ctx: click.Context,
+    queues: tuple[str, ...],
+    set_it: Callable[[Any, Keys, str], bool],
+    what: str,
+) -> None:
+    with _broker(ctx) as (client, keys):
+        sorted_ones = admin.sorted_queues(client, keys)
+        unknown = [queue for queue in queues if queue not in sorted_ones]
+        if unknown or not sorted_ones:
+            names = ", ".join(map(repr, unknown)) or "nothing"
+            known = ", ".join(sorted_ones) or "none"
+            raise click.ClickException(f"{names} is not sorted by key; sorted queues: {known}")
+        for queue in queues or sorted_ones:
+            if not set_it(client, keys, queue):
+                raise click.ClickException(f"{queue}: not sorted by key any more")
+            ctx.obj.echo(f"{queue}: {what}")

@@ -7,7 +7,7 @@ repeated.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from redis.exceptions import NoScriptError
@@ -90,15 +90,25 @@ def _steer(client: Any, keys: Keys, queue: str, what: str, field: str, value: st
             return cursor in (b"0", "0")
 
 
+def sorted_queues(client: Any, keys: Keys) -> list[str]:
+    """Return the queues whose jobs are sorted by key, by name. Walks the key space with ``SCAN``."""
+    return _queues_with(client, ("HASH", keys.policy))
+
+
 def queues_to_unsort(client: Any, keys: Keys) -> list[str]:
     """Return the queues that have messages which only our workers see, by name. Walks the key space with ``SCAN``."""
-    found: set[str] = set()
-    for kind, key_of in (
+    return _queues_with(
+        client,
         ("ZSET", keys.returned),
         ("ZSET", keys.delayed),
         ("HASH", keys.policy),
         ("LIST", keys.unsorted),
-    ):
+    )
+
+
+def _queues_with(client: Any, *kinds: tuple[str, Callable[[str], str]]) -> list[str]:
+    found: set[str] = set()
+    for kind, key_of in kinds:
         # A queue's name is what stands between two fixed ends, whatever it is.
         start, end = key_of("\0").split("\0")
         names = client.scan_iter(match=f"{_escaped(start)}*{_escaped(end)}", count=1000, _type=kind)

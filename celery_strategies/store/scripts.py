@@ -138,7 +138,7 @@ PROMOTE = load("promote", keys=("scratch", "delayed", "inbox"), argv=("count", "
 RELEASE = load("release", keys=("scratch", "delayed"), argv=("cursor",))
 ADOPT = load(
     "adopt",
-    keys=("policy", "state", "caps"),
+    keys=("policy", "state", "caps", "weights"),
     argv=("order", "single", "key", "weight", "renew", "caps"),
 )
 SORT = load(

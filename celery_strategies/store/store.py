@@ -319,6 +319,7 @@ class Store:
         *caps* are those of the settings, "*" for every key; *renew* allows another policy while nothing is sorted.
         """
         names = [self.keys.policy(queue), self.keys.state(queue), self.keys.caps(queue)]
+        names.append(self.keys.weights(queue))
         if policy is None:
             return evalsha(scripts.ADOPT, names, "", 0, "", "", 0)
         argv: list[Argument] = [policy.order, int(policy.single), policy.key_header]

@@ -27,7 +27,12 @@ from celery_strategies.publish.levels import carry_levels
 from celery_strategies.transport.patience import Patience
 from celery_strategies.transport.reader import Reader
 from celery_strategies.transport.redis import READ_TIMEOUT, READER_OPTION, TransportMixin
-from celery_strategies.worker import banner, pools, slots
+from celery_strategies.worker import (
+    banner,
+    control,  # noqa: F401  # importing it is what replaces Celery's commands
+    pools,
+    slots,
+)
 from celery_strategies.worker.later import Later
 from celery_strategies.worker.messages import MessageConsumer, nothing
 from celery_strategies.worker.ranks import ranks_of

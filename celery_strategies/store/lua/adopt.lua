@@ -3,6 +3,7 @@
 -- KEYS[1] policy hash: order, single, key, weight, caps, weights
 -- KEYS[2] state hash: counters of the sorted jobs
 -- KEYS[3] caps hash: 'k' .. key or '*' -> number
+-- KEYS[4] weights hash: '!k' .. key -> number
 -- ARGV[1] order text: fair, batch, age or turn; '' = none of its own: read the policy only
 -- ARGV[2] single number: 1 = one job of a key at a time
 -- ARGV[3] key text: name of the header with the key
@@ -49,7 +50,8 @@ for field, number in pairs(caps) do
   call('HSET', KEYS[3], field, number)
   changed = 1
 end
-if changed == 1 then
-  call('HSET', KEYS[1], 'caps', call('EXISTS', KEYS[3]) == 1 and '1' or '0')
+if changed == 1 or not same then
+  -- What an operator set outlives a policy.
+  call('HSET', KEYS[1], 'caps', call('EXISTS', KEYS[3]), 'weights', call('EXISTS', KEYS[4]))
 end
 return {1, wanted[1], wanted[2], wanted[3], wanted[4], changed}
