@@ -13,3 +13,4 @@ task_ignore_result = True
 imports = ("celery_strategies", "example_project.tasks")
 strategies_strategy = "priority"  # or round_robin, max_len, min_len
 strategies_ranks = {"alerts": 1, "reports": 2}  # emails has no rank: it comes last
+strategies_fair_share = "example_project.tenancy:fair_share"

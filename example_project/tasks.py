@@ -1,8 +1,9 @@
-"""Own the example's task."""
+"""Own the example's tasks."""
 
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 from celery import shared_task
@@ -18,3 +19,11 @@ def handle(job: str) -> None:
     if "EXAMPLE_RAN" in os.environ:
         with Path(os.environ["EXAMPLE_RAN"]).open("a") as ran:
             ran.write(f"{job}\n")
+
+
+@shared_task(name="example.serve")
+def serve(number: int, *, tenant: str, seconds: float) -> None:
+    """Note when this job of a tenant started, in the file named by EXAMPLE_RAN, and take a while."""
+    with Path(os.environ["EXAMPLE_RAN"]).open("a") as ran:
+        ran.write(f"{tenant} {number} {time.monotonic():.6f}\n")
+    time.sleep(seconds)
