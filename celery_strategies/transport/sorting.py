@@ -18,6 +18,7 @@ from redis.exceptions import RedisError
 
 from celery_strategies.core.policy import Policy
 from celery_strategies.errors import ImproperlyConfigured
+from celery_strategies.store import store as calls
 from celery_strategies.store.store import Agreement, Grant, SourceKeys, steer
 from celery_strategies.transport.patience import Patience
 from celery_strategies.transport.session import Session
@@ -83,19 +84,30 @@ class Sorting:
     # -- agreeing -------------------------------------------------------------------------------
 
     def agree(self, session: Session, queues: Sequence[str], now: float) -> None:
-        """Ask about the policies of *queues* that are not known, and now and then about all."""
+        """Ask about the policies of *queues* that are not known, and look now and then whether any came or went."""
         if self._patience.remaining(now, "policy"):
             return
-        again = now >= self._next_look
-        if again:
-            self._next_look = now + LOOK_INTERVAL
         for queue in queues:
-            if queue in self._asked or (queue in self._known and not again):
-                continue
-            self._asked.add(queue)
-            wanted = self.policy if queue not in self._known else None
-            packed = session.store.adopt(queue, wanted, self.caps)
-            session.link.send(packed, partial(self._agreed, session, queue, wanted))
+            if queue not in self._known and queue not in self._asked:
+                self._ask(session, queue, self.policy)
+        if queues and now >= self._next_look:
+            self._next_look = now + LOOK_INTERVAL
+            names = [session.keys.policy(queue) for queue in queues]
+            packed = calls.command(calls.pack("EXISTS", *names))
+            session.link.send(packed, partial(self._counted, session, tuple(queues)))
+
+    def _counted(self, session: Session, queues: Sequence[str], number: Any) -> None:
+        if isinstance(number, RedisError):
+            self._refused("policy", number)
+        elif number != sum(map(self.sorted, queues)):
+            for queue in queues:
+                if queue not in self._asked:
+                    self._ask(session, queue, None)
+
+    def _ask(self, session: Session, queue: str, wanted: Policy | None) -> None:
+        self._asked.add(queue)
+        packed = session.store.adopt(queue, wanted, self.caps)
+        session.link.send(packed, partial(self._agreed, session, queue, wanted))
 
     def forget(self, queues: Sequence[str]) -> None:
         """Ask about *queues* again: their policy is gone."""
@@ -171,6 +183,9 @@ class Sorting:
             return
         self._patience.accepted("sort")
         left, notes, aside = reply
+        if left >= 0:
+            # Of our own writes nobody tells us.
+            self._look(False)
         for text in notes:
             self._complain(queue, text.decode("utf-8", "replace"))
         for entry, reason in zip(aside[::2], aside[1::2], strict=True):

@@ -95,7 +95,9 @@ class StrategyConsumer(MessageConsumer):
             policy=self.strategies_settings.policy(),
             caps=self.strategies_settings.max_in_flight,
             # Celery's own truth: a request is reserved until it is ready.
-            runs=lambda request: request in state.reserved_requests,
+            runs=lambda request: (
+                request in state.reserved_requests or pools.works_on(self.pool, request)
+            ),
         )
         self.later = Later(self.reader, app)
         pools.watch_slots(

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from time import sleep
 from typing import Any
 
+from celery.concurrency.prefork import TaskPool as Prefork
 from celery.concurrency.solo import TaskPool as Solo
 
 #: What a message of the wrong shape raises, as against a broker, a backend or a pool that fails.
@@ -102,6 +103,17 @@ def watch_slots(
             )
 
         pool.apply_async = watched
+
+
+def works_on(pool: Any, request: Any) -> bool:
+    """Whether a child process of *pool* still works on *request*.
+
+    Celery is done with a request that it terminates as soon as the signal is sent; its child may take longer to go.
+    """
+    if not isinstance(pool, Prefork) or request._apply_result is None:
+        return False
+    result = request._apply_result()
+    return result is not None and not result.ready()
 
 
 def guard_starts(

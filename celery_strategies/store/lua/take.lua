@@ -79,8 +79,11 @@ local function sort_some(s, q)
     return ready
   end
   local needed = math.max(0, n - #plan - ready)
-  -- A small inbox is sorted at once, so that the next choice is fair; a large one has the sorter.
-  local wanted = roomy and (new <= budget.extra and new or 16) or 0
+  -- A small inbox is sorted at once, so that the next choice is fair; a large one has the sorter, or gets one.
+  local wanted = 0
+  if roomy then
+    wanted = new <= budget.extra and new or call('EXISTS', q.base .. 'sorter') == 0 and 16 or 0
+  end
   budget.extra = budget.extra - math.min(budget.extra, math.max(0, wanted - needed))
   budget.messages = math.max(needed, wanted)
   local given = budget.messages
@@ -347,7 +350,7 @@ for s, q in pairs(queues) do
     for i = 1, #q.notes do
       notes[#notes + 1], notes[#notes + 2] = s - 1, q.notes[i]
     end
-    if #plan < n and (q.more or unsorted[1]) then
+    if #plan < n and q.more then
       more = 1
     end
   end
