@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from celery_strategies.concurrency import limits_concurrency
 from celery_strategies.core.strategies import Strategy
 from celery_strategies.core.tags import UNKEYED
 from celery_strategies.errors import (
     FairShareError,
     ImproperlyConfigured,
+    LimitError,
     NotOurTransport,
     StrategiesError,
 )
@@ -28,6 +30,7 @@ __all__ = (
     "UNKEYED",
     "FairShareError",
     "ImproperlyConfigured",
+    "LimitError",
     "NotOurTransport",
     "Publication",
     "StrategiesError",
@@ -35,6 +38,7 @@ __all__ = (
     "StrategyConsumer",
     "StrategyConsumerMixin",
     "install",
+    "limits_concurrency",
 )
 
 

@@ -11,6 +11,7 @@ import click
 __all__ = (
     "FairShareError",
     "ImproperlyConfigured",
+    "LimitError",
     "NotOurTransport",
     "StrategiesError",
     "invalid",
@@ -30,6 +31,10 @@ class StrategiesError(Exception):
 
 class FairShareError(StrategiesError, ValueError):
     """Refuse to publish a message whose key or weight breaks the rules. Nothing was queued."""
+
+
+class LimitError(StrategiesError, ValueError):
+    """Refuse a wrong argument of ``limits_concurrency``, where the task is defined, or a job whose key is unknown."""
 
 
 class ImproperlyConfigured(celery.exceptions.ImproperlyConfigured, click.ClickException):

@@ -34,9 +34,13 @@ def unsort_queue(client: Any, keys: Keys, queue: str) -> int:
     """Give everything that only our workers see back to Kombu's lists; returns how many messages.
 
     What was sorted goes to the heads of the lists in the order in which it would have been taken, before that what was
-    given back, and to the tails what is delayed. The queue's policy is removed: a worker of ours that still runs with
-    fair share makes it anew.
+    given back or waits for a permit of a limit, and to the tails what is delayed. The queue's policy is removed: a
+    worker of ours that still runs with fair share makes it anew.
     """
+    in_line = [keys.scratch, keys.in_line(queue), keys.returned(queue)]
+    # Those that are there now: a worker that still runs may put them back in line.
+    for _ in range(0, int(client.zcard(keys.in_line(queue))), TAKE_LIMIT):
+        run(client, scripts.DISPERSE, in_line, TAKE_LIMIT)
     gathering = [keys.scratch, keys.policy(queue), keys.unsorted(queue)]
     while run(client, scripts.GATHER, gathering, TAKE_LIMIT) >= 0:
         pass
@@ -101,6 +105,7 @@ def queues_to_unsort(client: Any, keys: Keys) -> list[str]:
         client,
         ("ZSET", keys.returned),
         ("ZSET", keys.delayed),
+        ("ZSET", keys.in_line),
         ("HASH", keys.policy),
         ("LIST", keys.unsorted),
     )

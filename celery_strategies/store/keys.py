@@ -30,6 +30,12 @@ Life of the keys (every key has a TTL or a reason):
 ``strategies:{<queue>}:unsorted``        sorted jobs on their way back to Kombu's lists; as long as there are any
 ``strategies:{<queue>}:watchers``        idle workers that watch; TTL
 ``strategies:{<queue>}:parked``          idle workers that wait for a wake; TTL
+``strategies:{<queue>}:in_line``         messages that wait for a permit of a limit; lives as long as its messages
+``strategies:permits:<limit>``           messages that have a permit, until when; TTL
+``strategies:line:<limit>``              messages that wait for a permit, in order; as long as there are any
+``strategies:lines``                     limits that have a line, and when to look at it; as long as there are any
+``strategies:limits``                    size and duration of the limits that have a line; the same
+``strategies:limited:<worker>``          permits of a worker's jobs; TTL, refreshed while it lives
 ``strategies:holder:<worker>``           what a worker holds; TTL, refreshed while it lives
 ``strategies:alive``                     last beat of each worker; as long as there are any
 ``strategies:wake:<worker>``             a wake for one worker; TTL
@@ -145,6 +151,32 @@ class Keys:
     def parked(self, queue: str) -> str:
         """Sorted set of the idle workers that wait to be woken for *queue*."""
         return f"{self.base(queue)}parked"
+
+    def in_line(self, queue: str) -> str:
+        """Sorted set of the messages of *queue* that wait for a permit of a limit."""
+        return f"{self.base(queue)}in_line"
+
+    def permits(self, limit: str) -> str:
+        """Sorted set of the messages that have a permit of *limit*, by when it expires, in milliseconds."""
+        return f"{self.prefix}strategies:permits:{limit}"
+
+    def line(self, limit: str) -> str:
+        """Sorted set of the messages that wait for a permit of *limit*."""
+        return f"{self.prefix}strategies:line:{limit}"
+
+    @property
+    def lines(self) -> str:
+        """Sorted set of the limits that have a line, by when to look at it, in milliseconds."""
+        return f"{self.prefix}strategies:lines"
+
+    @property
+    def limits(self) -> str:
+        """Hash of the sizes and durations of the limits that have a line."""
+        return f"{self.prefix}strategies:limits"
+
+    def limited(self, worker: str) -> str:
+        """Hash of the permits that the jobs of *worker* have, by tag."""
+        return f"{self.prefix}strategies:limited:{worker}"
 
     def holder(self, worker: str) -> str:
         """Hash of what *worker* holds."""

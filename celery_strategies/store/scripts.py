@@ -41,8 +41,8 @@ def _text(name: str) -> str:
 
 #: What a script needs that also exists for plain sources alone, where it is called most often.
 _PLAIN = ("_lib", "_plain")
-#: What a script that works on sorted jobs needs, and one that also sorts or draws them.
-_SORTED = ("_lib", "_sorted")
+#: What a script that works on sorted jobs or settles needs, and one that also sorts or draws.
+_SORTED = ("_lib", "_sorted", "_limits")
 _SORTING = (*_SORTED, "_sorting")
 
 
@@ -147,6 +147,17 @@ SORT = load(
     argv=("worker", "ttl", "levels", "lists", "messages", "bytes", "now"),
     helpers=_SORTING,
 )
+ACQUIRE = load(
+    "acquire",
+    keys=("scratch", "unacked", "unacked_index", "holder", "limited"),
+    argv=("tag", "limit", "to", "duration", "ttl", "now"),
+    helpers=_SORTED,
+)
+RENEW = load("renew", keys=("scratch", "limited"), argv=("ttl", "now", "tags"), helpers=_SORTED)
+SERVE = load("serve", keys=("scratch", "lines"), argv=("count", "now"), helpers=_SORTED)
+DISPERSE = load(
+    "disperse", keys=("scratch", "in_line", "returned"), argv=("count",), helpers=_SORTED
+)
 STEER = load(
     "steer",
     keys=("policy", "values"),
@@ -189,6 +200,10 @@ ALL = (
     RELEASE,
     ADOPT,
     SORT,
+    ACQUIRE,
+    RENEW,
+    SERVE,
+    DISPERSE,
     STEER,
     GATHER,
     PURGE,

@@ -27,10 +27,13 @@ TAG_LIMIT = 500
 #: Most messages, and about how many bytes, one call sorts.
 SORT_LIMIT = 200
 SORT_BYTES = 256 * 1024
+#: Most limits at whose lines one call looks.
+LINES_LIMIT = 32
 #: Milliseconds after which a silent sorter is replaced.
 SORTER_TTL = 3000
-#: Before a tag that is settled: its message is acknowledged but its job still runs; its job has ended.
-STILL_RUNS, HAS_ENDED = "\1", "\2"
+#: Before a tag that is settled: its message is acknowledged but its job still runs; its job has ended; it has ended and
+#: had a permit of a limit.
+STILL_RUNS, HAS_ENDED, HAD_PLACE = "\1", "\2", "\3"
 
 Argument = str | bytes | int | float
 
@@ -70,6 +73,11 @@ def suffix_of(queue: str) -> str:
 def is_counted(tag: str) -> bool:
     """Whether the message of *tag*, minted by take, counts for a cap or a group until its job has ended."""
     return tag.endswith("k")
+
+
+def _is_more(tag: str) -> bool:
+    """Whether to settle *tag* takes more than to remove its record."""
+    return tag.endswith("k") or tag.startswith((STILL_RUNS, HAS_ENDED, HAD_PLACE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +242,7 @@ class TakePlan:
         registered as watching or parked; *now* overrides the server's clock, in microseconds (tests).
         """
         tags = tuple(tags)
-        head = self._sorted if self._is_sorted or any(map(is_counted, tags)) else self._plain
+        head = self._sorted if self._is_sorted or any(map(_is_more, tags)) else self._plain
         return command(head, self._tail, pack(session, n, turn, int(idle), now, *tags))
 
 
@@ -255,7 +263,7 @@ class Store:
     def settle(self, tags: Iterable[str]) -> bytes:
         """Acknowledge *tags*, or reject them for good; replies with those not held any more."""
         tags = tuple(tags)
-        head = self._settle_sorted if any(map(is_counted, tags)) else self._settle_plain
+        head = self._settle_sorted if any(map(_is_more, tags)) else self._settle_plain
         return command(head, pack(*tags))
 
     def restore(
@@ -305,6 +313,23 @@ class Store:
     def release(self, queue: str, cursor: bytes | str = "0") -> bytes:
         """Have delayed messages that wait for a rate limit come back at once; replies with the next cursor."""
         return evalsha(scripts.RELEASE, [self.keys.scratch, self.keys.delayed(queue)], cursor)
+
+    def acquire(self, tag: str, ask: Ask, ttl: int, now: int | str = "") -> bytes:
+        """Have a held message get a permit of a limit, or wait in line; replies with :class:`Answer`. *ttl* in ms."""
+        names = [*self._unacked(), self.keys.holder(self.worker), self.keys.limited(self.worker)]
+        return evalsha(scripts.ACQUIRE, names, tag, ask.limit, ask.to, ask.duration, ttl, now)
+
+    def renew(self, tags: Iterable[str], ttl: int, now: int | str = "") -> bytes:
+        """Renew the permits of held *tags*; replies with how many had expired. *ttl* in ms."""
+        names = [self.keys.scratch, self.keys.limited(self.worker)]
+        return evalsha(scripts.RENEW, names, ttl, now, *tags)
+
+    def serve(self, count: int = LINES_LIMIT, now: int | str = "") -> bytes:
+        """Give permits that expired to those first in line.
+
+        Replies with how many messages got one, and after how many milliseconds to look again (-1: there is no line).
+        """
+        return evalsha(scripts.SERVE, [self.keys.scratch, self.keys.lines], count, now)
 
     def adopt(
         self,
@@ -382,6 +407,34 @@ class Store:
         for queue in queues:
             names += [self.keys.watchers(queue), self.keys.parked(queue)]
         return names
+
+
+class Ask(NamedTuple):
+    """What a message wants of a *limit*: one of *to* permits, which outlives its last renewal by *duration* ms."""
+
+    limit: str
+    to: int
+    duration: int
+
+
+class Answer(NamedTuple):
+    """Reply of acquire: *state* (see the constants), and how many others got a permit (*served*).
+
+    *error* says which key of the limit cannot be read.
+    """
+
+    state: int
+    served: int = 0
+    error: str = ""
+
+    @classmethod
+    def parse(cls, reply: Sequence[Any]) -> Answer:
+        """Read acquire's reply."""
+        return cls(int(reply[0]), int(reply[1]), _text(reply[2]))
+
+
+#: States of an :class:`Answer`.
+HAS_PLACE, IN_LINE, NOT_HELD, UNREADABLE = 1, 0, -1, -2
 
 
 class Agreement(NamedTuple):

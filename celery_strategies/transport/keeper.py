@@ -34,7 +34,7 @@ class Keeper:
     """Beat for the worker of *store*, and bury dead ones.
 
     *connect* returns a new connection, *tags* what is held now, *lives* whether the loop shows signs of life; *buried*
-    is called, in the thread, when messages were put back.
+    is called, in the thread, when messages were put back. *also* returns what else to send at each beat.
     """
 
     def __init__(
@@ -46,6 +46,7 @@ class Keeper:
         tags: Callable[[], Iterable[str]],
         lives: Callable[[], bool],
         buried: Callable[[], None],
+        also: Callable[[], Iterable[bytes]] = tuple,
     ) -> None:
         self._store = store
         self._ttl = ttl
@@ -53,6 +54,7 @@ class Keeper:
         self._tags = tags
         self._lives = lives
         self._buried = buried
+        self._also = also
         self._stop = threading.Event()
         #: Quiet workers: their last beat, and since when, in monotonic seconds, this connection has seen it.
         self._quiet: dict[str, tuple[int, float]] = {}
@@ -110,6 +112,8 @@ class Keeper:
             # This process slept, or Redis did: what was quiet meanwhile need not be dead.
             self._quiet.clear()
         self._looked = now
+        for packed in self._also():
+            self._call(link, packed)
         for worker, beat in self._dead(found, now):
             self._bury(link, worker, beat)
 

@@ -45,6 +45,7 @@ from celery_strategies.transport.drain import Drain
 from celery_strategies.transport.idle import Idle
 from celery_strategies.transport.keeper import LOOP_STALE_AFTER, Keeper
 from celery_strategies.transport.patience import Patience
+from celery_strategies.transport.permits import Permits
 from celery_strategies.transport.session import Session
 from celery_strategies.transport.settler import Held, Settler
 from celery_strategies.transport.sorting import Sorting
@@ -134,6 +135,14 @@ class Reader:
         self.delays = Delays(
             self.patience, look=self._look, refused=self._refused, later=self._pause
         )
+        self.permits = Permits(
+            self.settler,
+            self.patience,
+            may_start=self._may_start,
+            look=self._look,
+            refused=self._refused,
+            later=self._pause,
+        )
         #: The server's time, in seconds since the epoch, when the messages that are being delivered were taken.
         self.granted_at = 0.0
         self.upkeep = Upkeep(self.settler, self.patience, self._restore_foreign, self._look)
@@ -200,6 +209,7 @@ class Reader:
                 tags=lambda: tuple(self.held),
                 lives=self._shows_life,
                 buried=self._buried,
+                also=self._renew_permits,
             )
             self._keeper.start()
 
@@ -215,10 +225,18 @@ class Reader:
         self.upkeep.reset()
         self.sorting.reset()
         self.delays.reset()
+        self.permits.reset()
         self.strays.reset(channel_steps=self.connector.channel.priority_steps)
 
     def _shows_life(self) -> bool:
         return self.blocked or self.drained.active or monotonic() - self._turned < LOOP_STALE_AFTER
+
+    def _renew_permits(self) -> list[bytes]:
+        # From the keeper's thread: a job that blocks the loop keeps its permit.
+        session = self.session
+        if not self.blocked or session is None:
+            return []
+        return self.permits.renewal(session.store, session.ttl)
 
     def _buried(self) -> None:
         # From the keeper's thread: the loop looks at its next turn.
@@ -259,6 +277,9 @@ class Reader:
     def bound(self, queue: str) -> bool:
         """Whether *queue* is a source of this reader."""
         return queue in self._bindings
+
+    def _may_start(self, queue: str) -> bool:
+        return queue in self._bindings and not self.drained.active
 
     def _sources_changed(self) -> None:
         self._plan = None
@@ -320,8 +341,10 @@ class Reader:
         queues = tuple(self._bindings)
         self.sorting.agree(session, queues, now)
         self.delays.run(session, queues, now)
-        if self.settler.running:
-            self.settler.note_ended()
+        self.permits.run(session, now)
+        if self.settler.note_ended():
+            # Whoever gets the permit may be ours to run, and nobody tells us of our own writes.
+            self._hungry = True
         if self._asked or self.strays.surveying or self.settler.returning:
             return
         plan = self._plan or self._prepare(session)
@@ -390,7 +413,8 @@ class Reader:
         """Return for how long, in seconds, to sleep now."""
         now = monotonic()
         pause = self.patience.remaining(now, "take", "settle", "give back")
-        limit = min(self.pulse, max(0.001, self.delays.remaining(now)))
+        soon = min(self.delays.remaining(now), self.permits.remaining(now))
+        limit = min(self.pulse, max(0.001, soon))
         return min(limit, pause) if pause else limit
 
     def _pause(self, pause: float) -> None:

@@ -288,6 +288,7 @@ class ChannelMixin:
             *(("LLEN", inbox) for inbox in keys.inboxes(queue)),
             ("ZCARD", keys.returned(queue)),
             ("ZCARD", keys.delayed(queue)),
+            ("ZCARD", keys.in_line(queue)),
             ("LLEN", keys.unsorted(queue)),
         ]
 

@@ -30,7 +30,7 @@ class Held:
     """One message that this worker holds: its queue, its list there, and who works on it.
 
     *message* is a weak reference: once nobody has the message any more, nobody can settle it. *job* is one to what
-    runs it, if that is known.
+    runs it, if that is known. *limited* says that it has a permit of a limit.
     """
 
     queue: str
@@ -38,6 +38,7 @@ class Held:
     message: Callable[[], Any] | None = None
     job: Callable[[], Any] | None = None
     suspect: bool = False
+    limited: bool = False
 
 
 #: A settle that is not an ack: the tag and the call that a store makes of it.
@@ -50,7 +51,7 @@ Batch = tuple[list[str], list[Other], list[Back]]
 
 def _bare(settle: str) -> str:
     """Return the tag of a settle that may say more than that."""
-    return settle.lstrip(calls.STILL_RUNS + calls.HAS_ENDED)
+    return settle.lstrip(calls.STILL_RUNS + calls.HAS_ENDED + calls.HAD_PLACE)
 
 
 class Settler:
@@ -69,8 +70,11 @@ class Settler:
     ) -> None:
         self.worker = worker
         self.held: dict[str, Held] = {}
-        #: Jobs that run although their message is acknowledged, and count for a cap or a group until they end.
+        #: Jobs that run although their message is acknowledged, where they count: for caps, groups and limits.
         self.running: dict[str, Callable[[], Any]] = {}
+        #: Tags of jobs that have a permit of a limit.
+        self.limited: set[str] = set()
+        self._freed = False
         self._runs = runs
         self._patience = patience
         self._notify = notify
@@ -91,11 +95,11 @@ class Settler:
         """Acknowledge *tag*, or reject it for good."""
         held = self._holds(tag, "Settling")
         if held is not None:
-            if held.job is not None and calls.is_counted(tag) and self._goes_on(held.job):
+            if held.job is not None and self._goes_on(held.job):
                 self.running[tag] = held.job
                 self._acks.append(calls.STILL_RUNS + tag)
             else:
-                self._acks.append(tag)
+                self._acks.append(calls.HAD_PLACE + tag if self._free(tag) else tag)
             self._release(tag)
 
     def requeue(self, tag: str) -> None:
@@ -103,6 +107,7 @@ class Settler:
         held = self._holds(tag, "Requeueing")
         if held is not None:
             self._others.append((tag, lambda store: store.requeue(tag, held.queue, held.list)))
+            self._free(tag)
             self._release(tag)
 
     def set_aside(self, tag: str, reason: str) -> None:
@@ -110,6 +115,7 @@ class Settler:
         held = self._holds(tag, "Setting aside")
         if held is not None:
             self._others.append((tag, lambda store: store.set_aside(tag, held.queue, reason)))
+            self._free(tag)
             self._release(tag)
 
     def give_back(self, tags: Iterable[str], *, started: bool = False) -> None:
@@ -117,6 +123,7 @@ class Settler:
         for tag in tags:
             if tag in self.held:
                 self._back.append((tag, started))
+                self._free(tag)
                 self.held.pop(tag, None)
         self._notify()
 
@@ -130,6 +137,7 @@ class Settler:
             self._others.append(
                 (tag, lambda store: store.delay(tag, held.queue, due, limited=limited))
             )
+            self._free(tag)
             self._release(tag)
 
     def _goes_on(self, job: Callable[[], Any]) -> bool:
@@ -143,6 +151,14 @@ class Settler:
                 f"{verb} {tag}", "%s of a message that is not held any more: %s", verb, tag
             )
         return held
+
+    def _free(self, tag: str) -> bool:
+        """Note that *tag* is about to give up its permit of a limit; returns whether it has one."""
+        if tag not in self.limited:
+            return False
+        self.limited.discard(tag)
+        self._freed = True
+        return True
 
     def _release(self, tag: str) -> None:
         # After the tag has its new place: a reconnect that looks in between must see it somewhere.
@@ -181,16 +197,35 @@ class Settler:
             settling.update(map(_bare, acks), (tag for tag, _ in (*others, *back)))
         return settling
 
-    def note_ended(self, *, all_of_them: bool = False) -> None:
-        """Look which of the jobs that were acknowledged when they started have ended, or say that all have."""
+    def note_ended(self, *, all_of_them: bool = False) -> bool:
+        """Look which of the jobs that were acknowledged when they started have ended, or say that all have.
+
+        Returns whether a permit of a limit is on its way to be given up, here or by a settle.
+        """
         for tag, job in tuple(self.running.items()):
             if all_of_them or not self._goes_on(job):
                 self._acks.append(calls.HAS_ENDED + tag)
                 del self.running[tag]
+                self._free(tag)
+        freed, self._freed = self._freed, False
+        return freed
 
     def hold(self, tag: str, queue: str, step: int) -> None:
         """Note that take handed out *tag*."""
         self.held[tag] = Held(queue, step)
+
+    def limit(self, tag: str) -> bool:
+        """Note that the job of *tag* has a permit of a limit; False if it is not held any more."""
+        held = self.held.get(tag)
+        if held is None:
+            return False
+        held.limited = True
+        self.limited.add(tag)
+        return True
+
+    def forget(self, tag: str) -> None:
+        """Note that Redis does not list *tag* as ours any more, and rightly."""
+        self.held.pop(tag, None)
 
     def pop_acks(self) -> list[str]:
         """Take out the acks that the next call carries."""
@@ -328,7 +363,7 @@ class Settler:
     def run_by(self, tag: str, job: Any) -> None:
         """Note that *job* is what runs the message of *tag*."""
         held = self.held.get(tag)
-        if held is not None and calls.is_counted(tag):
+        if held is not None and (held.limited or calls.is_counted(tag)):
             held.job = ref(job)
 
     def reclaim(self) -> None:

@@ -139,7 +139,8 @@ class StrategyConsumer(MessageConsumer):
     def _capacity(self) -> int:
         if slots.leaving():
             return 0
-        return slots.free(self, self.strategies_settings.read_ahead)
+        # What waits for a permit of a limit is not reserved yet.
+        return slots.free(self, self.strategies_settings.read_ahead) - self.reader.permits.pending
 
     def _starting(self, request: Any) -> None:
         self.later.starting(request)

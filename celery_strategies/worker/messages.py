@@ -7,8 +7,9 @@ aside, where an operator can look at it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from celery.exceptions import InvalidTaskError
@@ -16,9 +17,11 @@ from celery.worker import state
 from celery.worker.consumer import Consumer
 from kombu.exceptions import ContentDisallowed, DecodeError
 
+from celery_strategies.concurrency import Limit
 from celery_strategies.transport.reader import Reader
 from celery_strategies.worker import pools
 from celery_strategies.worker.later import Later
+from celery_strategies.worker.limits import ask_for, limits_of
 
 logger = logging.getLogger("celery_strategies")
 
@@ -28,15 +31,22 @@ class MessageConsumer(Consumer):
 
     reader: Reader
     later: Later
+    #: The limits of the tasks that have one, by the task's name; replaced, never changed.
+    limits: Mapping[str, Limit] = {}
 
-    def create_task_handler(self, **_: Any) -> Callable[[Any], Any]:  # noqa: C901  # Celery's steps in one place
+    def update_strategies(self) -> None:
+        """Take up the tasks that there are now, and their limits."""
+        super().update_strategies()
+        self.limits = limits_of(self.app)
+
+    def create_task_handler(self, **_: Any) -> Callable[[Any], Any]:
         """Return what is called with each message: Celery's own steps, without a promise for each settle.
 
         Settling only appends to the reader's batch, so there is nothing to put off.
         """
-        strategies, callbacks = self.strategies, self.on_task_message
+        strategies = self.strategies
 
-        def on_task_received(message: Any) -> Any:  # noqa: PLR0911  # one for each way to be unfit
+        def on_task_received(message: Any) -> Any:
             payload = None
             try:
                 name = message.headers["task"]
@@ -53,28 +63,50 @@ class MessageConsumer(Consumer):
                 except (TypeError, KeyError):
                     return self.on_unknown_message(payload, message)
             try:
-                strategy = strategies[name]
+                strategies[name]
             except (KeyError, TypeError) as exc:
                 return self.on_unknown_task(None, message, exc)
-            try:
-                self._hand_over(strategy, message, payload, callbacks)
-            except (InvalidTaskError, ContentDisallowed) as exc:
-                return self.on_invalid_task(payload, message, exc)
-            except DecodeError as exc:
-                return self.on_decode_error(message, exc)
-            except pools.DATA_ERRORS as exc:
-                # A message that Celery did not foresee would end the loop, or (a KeyError) look like a lost
-                # connection for ever. Once there is a request, the error is not about the message.
-                if any(request._message is message for request in tuple(state.requests.values())):
-                    raise
-                return self.on_invalid_task(payload, message, exc)
-            return None
+            return self._if_fit(self._hand_over, name, message, payload)
 
         return on_task_received
 
-    def _hand_over(self, strategy: Any, message: Any, payload: Any, callbacks: Any) -> None:
-        if not self.later.wait_for_eta(message, payload):
-            strategy(message, payload, message.ack_log_error, message.reject_log_error, callbacks)
+    def _if_fit(
+        self, step: Callable[[str, Any, Any], None], name: str, message: Any, payload: Any
+    ) -> None:
+        """Take a step with a message of the task *name*, and set the message aside if it is not fit for that."""
+        try:
+            step(name, message, payload)
+        except (InvalidTaskError, ContentDisallowed) as exc:
+            self.on_invalid_task(payload, message, exc)
+        except DecodeError as exc:
+            self.on_decode_error(message, exc)
+        except pools.DATA_ERRORS as exc:
+            # A message that Celery did not foresee would end the loop, or (a KeyError) look like a lost
+            # connection for ever. Once there is a request, the error is not about the message.
+            if any(request._message is message for request in tuple(state.requests.values())):
+                raise
+            self.on_invalid_task(payload, message, exc)
+
+    def _hand_over(self, name: str, message: Any, payload: Any) -> None:
+        if self.later.wait_for_eta(message, payload):
+            return
+        limit = self.limits.get(name)
+        if limit is not None and message.delivery_tag in self.reader.held:
+            ask = ask_for(limit, name, message, payload)
+            if ask is not None:
+                go_on = partial(self._if_fit, self._start, name, message, payload)
+                self.reader.permits.acquire(message.delivery_tag, ask, go_on)
+                return
+        self._start(name, message, payload)
+
+    def _start(self, name: str, message: Any, payload: Any) -> None:
+        self.strategies[name](
+            message,
+            payload,
+            message.ack_log_error,
+            message.reject_log_error,
+            self.on_task_message,
+        )
 
     def call_soon_ack(self, p: Any, *args: Any, **kwargs: Any) -> Any:
         """Run an acknowledgement at once: with us it only appends to the reader's batch."""

@@ -34,6 +34,7 @@ class ReaderStep(bootsteps.StartStopStep):
         waiting = {
             request._message.delivery_tag for request in slots.requests(c) if not request.time_start
         }
+        waiting |= c.reader.permits.tags
         c.reader.shutdown(lambda tag: tag not in waiting)
 
     def info(self, c: Any) -> dict[str, Any]:

@@ -147,7 +147,7 @@ def test_every_key_is_in_the_table_of_keys() -> None:
         for name in re.findall(r"`([^`]+)`", row[0])
     }
     keys, built = Keys(sep="<sep>"), set()
-    arguments = {"queue": "queue", "worker": "<worker>", "step": 1}
+    arguments = {"queue": "queue", "worker": "<worker>", "limit": "<limit>", "step": 1}
     for name, member in inspect.getmembers(Keys):
         if name.startswith("_") or name == "inboxes":
             continue

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import redis
 
+from celery_strategies.store import scripts
 from celery_strategies.store import store as calls
 from celery_strategies.store.keys import Keys
 
@@ -90,6 +91,21 @@ def _watching(client: redis.Redis, worker: Worker) -> None:
     client.set(worker.keys.wake(worker.name), "1", px=30_000)
 
 
+def _one_at_a_time(client: redis.Redis, worker: Worker) -> None:
+    """Three messages are held, one has the only permit of a limit."""
+    _taken(client, worker)
+    worker.caller(worker.store.acquire(_tags(client, worker)[0], ASK, TTL, NOW))
+
+
+def _in_line(client: redis.Redis, worker: Worker) -> None:
+    """One has the only permit, one waits in line."""
+    _one_at_a_time(client, worker)
+    worker.caller(worker.store.acquire(_tags(client, worker)[1], ASK, TTL, NOW))
+
+
+#: One permit, for a second.
+ASK = calls.Ask("limit:key", 1, 1000)
+
 SCENARIOS = [
     Scenario("take", _mixed, lambda _, w: w.pack_take(3, idle=True)),
     Scenario("settle", _taken, lambda c, w: w.store.settle(_tags(c, w)), moves=False),
@@ -111,4 +127,24 @@ SCENARIOS = [
     ),
     Scenario("unwatch", _watching, lambda _, w: w.store.unwatch([queue_of(w)])),
     Scenario("unsort", _returned, lambda _, w: calls.unsort(w.keys, queue_of(w))),
+    Scenario(
+        "acquire",
+        _one_at_a_time,
+        lambda c, w: w.store.acquire(_tags(c, w)[1], ASK, TTL, NOW),
+    ),
+    Scenario(
+        "renew",
+        _one_at_a_time,
+        lambda c, w: w.store.renew(_tags(c, w)[:1], TTL, NOW + 500_000),
+    ),
+    Scenario("serve", _in_line, lambda _, w: w.store.serve(9, NOW + 2_000_000)),
+    Scenario(
+        "disperse",
+        _in_line,
+        lambda _, w: calls.evalsha(
+            scripts.DISPERSE,
+            [w.keys.scratch, w.keys.in_line(queue_of(w)), w.keys.returned(queue_of(w))],
+            9,
+        ),
+    ),
 ]

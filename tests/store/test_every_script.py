@@ -18,6 +18,7 @@ from .tools import (
     Worker,
     everywhere,
     fails_at_every_call,
+    in_line_message,
     job_of,
     jobs,
     keyspace,
@@ -180,7 +181,9 @@ def _the_next_session_finds_all(client: redis.Redis, caller: Caller, worker: Wor
     aside = [
         fields[b"message"] for _, fields in client.xrange(worker.keys.set_aside(queue_of(worker)))
     ]
+    in_line = client.zrange(worker.keys.in_line(queue_of(worker)), 0, -1)
     found = {*jobs(grant), *(job_of(raw) for raw in aside if raw != BAD)}
+    found |= {job_of(in_line_message(entry)) for entry in in_line}
     assert found >= {job_of(raw) for raw in messages(worker)} or not found
 
 

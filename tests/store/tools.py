@@ -254,6 +254,14 @@ def score(number: int, step: int = 0) -> float:
     return float(step * 2**47 + number)
 
 
+def in_line_message(entry: bytes) -> bytes:
+    """Return the raw message of a member of an in_line set."""
+    if entry[:1] == b"p":
+        return entry.split(b":", 3)[3]
+    *_, size, rest = entry.split(b":", 5)
+    return rest[int(size) :]
+
+
 def everywhere(client: redis.Redis) -> list[bytes]:
     """Return the raw messages of all lists, returned sets, records and set-aside streams, once for each place."""
     found: list[bytes] = []
@@ -262,6 +270,8 @@ def everywhere(client: redis.Redis) -> list[bytes]:
             found += [text[1:].rpartition(b',"",')[0] for text in value.values()]
         elif key.endswith(":returned"):
             found += [text.split(b":", 3)[3] for text in value]
+        elif key.endswith(":in_line"):
+            found += map(in_line_message, value)
         elif key.endswith(":set_aside"):
             found += [fields[b"message"] for fields in value]
         elif isinstance(value, list):

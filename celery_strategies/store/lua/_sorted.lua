@@ -311,14 +311,18 @@ local function release(root, tag, place)
   end
 end
 
+-- Gives up the permits that tags have in limits; set by _limits.lua.
+local give_up
+
 -- Settle tags. A tag may begin with \1: acknowledged, but its job still runs (and counts) here; or with \2: that job has
--- ended. Tags that end with k are in a set of jobs in flight. Returns those that were to be acknowledged and were no longer
--- held. Tags are minted once, so removing one that is gone touches nobody else's record.
-local function settle(root, unacked, unacked_index, holder, tags)
+-- ended; or with \3: acknowledged, and it had a permit of a limit. Tags that end with k are in a set of jobs in flight. Returns
+-- those that were to be acknowledged and were no longer held. Tags are minted once, so removing one that is gone touches
+-- nobody else's record. With `keep`, the messages come back and keep their permits.
+local function settle(root, unacked, unacked_index, holder, tags, keep)
   local acked, ended, sorted, lost = {}, {}, {}, {}
   for i = 1, #tags do
     local tag, kind = tags[i], byte(tags[i])
-    if kind == 1 or kind == 2 then
+    if kind <= 3 then
       tag = sub(tag, 2)
     end
     if kind ~= 2 then
@@ -350,6 +354,7 @@ local function settle(root, unacked, unacked_index, holder, tags)
     end
   end
   if #ended > 0 then
+    give_up(root, holder, ended, keep)
     call('HDEL', holder, unpack(ended))
   end
   return lost
@@ -378,6 +383,6 @@ local function give_back(root, unacked, unacked_index, holder, tag, place, start
     local member = format('%d:%.0f:%d:', list, number, deliveries) .. raw
     call('ZADD', base .. 'returned', int(tonumber(list) * BAND + tonumber(number)), member)
   end
-  settle(root, unacked, unacked_index, holder, {tag})
+  settle(root, unacked, unacked_index, holder, {tag}, true)
   return true
 end

@@ -4,7 +4,7 @@
 -- KEYS[2] unacked hash: Kombu's records
 -- KEYS[3] unacked_index zset: tag -> seconds
 -- KEYS[4] holder hash: tag -> place
--- ARGV[1+] tags: one each; \1 before one says that its job still runs, \2 that it has ended (_sorted.lua)
+-- ARGV[1+] tags: one each; with \1, \2 or \3 before it: see _sorted.lua
 -- Returns tags that this worker did not hold any more
 -- Invariant: only records under the named tags are touched, so it can be repeated
 call('DEL', KEYS[1])
