@@ -32,6 +32,7 @@ if missing:
 
 from harness import (  # noqa: E402
     measure_enqueue,
+    measure_fair,
     measure_idle,
     measure_memory,
     measure_selection,
@@ -48,6 +49,7 @@ MEASURES = {
     "enqueue": measure_enqueue.run,
     "selection": measure_selection.run,
     "memory": measure_memory.run,
+    "fair": measure_fair.run,
 }
 
 
@@ -60,6 +62,7 @@ class Plan:
     quick: bool
     redis_server: str
     cases: frozenset
+    million: bool
 
 
 def options():
@@ -77,7 +80,12 @@ def options():
         nargs="+",
         default=(),
         metavar="CASE",
-        help="cases of throughput and wakeup, e.g. 'threads 4' solo",
+        help="cases of throughput, wakeup and fair, e.g. 'threads 4' solo",
+    )
+    parser.add_argument(
+        "--million",
+        action="store_true",
+        help="fair: a backlog of a million messages too (1.5 GB of memory, some minutes)",
     )
     parser.add_argument("--rounds", type=int, help="default 5; 3 with --quick")
     parser.add_argument("--json", type=pathlib.Path, help="write every sample here")
@@ -133,6 +141,7 @@ def main():
         chosen.quick,
         find_server(chosen.redis_server),
         frozenset(chosen.case),
+        chosen.million,
     )
     head = surroundings(plan.redis_server)
     print(f"{head}\n{plan.rounds} alternating rounds; median (lowest-highest)\n", flush=True)

@@ -97,12 +97,16 @@ class Fleet(contextlib.AbstractContextManager):
 
     def cpu(self):
         """Return CPU seconds used so far by the living processes."""
-        total = 0.0
+        return sum(self.cpu_parts())
+
+    def cpu_parts(self):
+        """Return CPU seconds used so far, as /proc counts them: (parent, its children)."""
+        seconds = []
         for process in self.tree():
             with contextlib.suppress(psutil.NoSuchProcess):
                 times = process.cpu_times()
-                total += times.user + times.system
-        return total
+                seconds.append(times.user + times.system)
+        return seconds[0], sum(seconds[1:])
 
     def rss(self):
         """Return resident MiB: (parent, sum over the tree)."""

@@ -71,8 +71,9 @@ class Row:
 class Table:
     """Rows in the order in which they were first named."""
 
-    def __init__(self, title, note=""):
+    def __init__(self, title, note="", labels=None):
         self.title, self.note, self.rows, self.problems = title, note, {}, []
+        self.labels = labels  # columns of its own, whatever variants the run compares
 
     def row(self, name, unit, bar=None):
         """Return the row of that name and unit, made on first use."""
@@ -80,13 +81,18 @@ class Table:
 
     def render(self, labels):
         """Return the table as text; the first label is what the others are held against."""
+        labels = self.labels or labels
         base, others = labels[0], labels[1:]
         head = ["", "unit", base]
+        if not others:
+            head += ["bar", ""]
         for label in others:
             head += [label, f"{label}/{base}", "bar", ""]
         lines = [head]
         for row in self.rows.values():
             line = [row.name, row.unit, _spread(row.samples.get(base))]
+            if not others:
+                line += [str(row.bar or ""), row.verdict(base, base)]
             for label in others:
                 ratio = row.ratio(base, label)
                 line += [
@@ -102,6 +108,7 @@ class Table:
 
     def as_json(self, labels):
         """Return everything measured, ready for json."""
+        labels = self.labels or labels
         return {
             "title": self.title,
             "problems": self.problems,
@@ -113,7 +120,9 @@ class Table:
                     "samples": row.samples,
                     "median": {label: row.median(label) for label in labels},
                     "ratio": {label: row.ratio(labels[0], label) for label in labels[1:]},
-                    "verdict": {label: row.verdict(labels[0], label) for label in labels[1:]},
+                    "verdict": {
+                        label: row.verdict(labels[0], label) for label in labels[1:] or labels
+                    },
                 }
                 for row in self.rows.values()
             ],

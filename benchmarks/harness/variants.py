@@ -2,6 +2,7 @@
 
 ``stock``      Celery with the package hidden, as if it were not installed
 ``ours``       ``-P strategies``
+``fair``       ``-P strategies`` with fair share, by the headers of the messages
 ``installed``  a stock worker in an environment that has the package (should cost nothing)
 """
 
@@ -10,7 +11,7 @@ import importlib.metadata
 import pathlib
 import sys
 
-NAMES = ("stock", "ours", "installed")
+NAMES = ("stock", "ours", "fair", "installed")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Variant:
     @property
     def is_ours(self):
         """Say whether this variant reads with the package."""
-        return self.name == "ours"
+        return self.name in ("ours", "fair")
 
     def program(self):
         """Return the start of the command line that runs ``celery``."""
@@ -39,6 +40,7 @@ class Variant:
         return "strategies", {
             "strategies_pool": inner,
             "imports": ["celery_strategies"],
+            **({"strategies_fair_share": True} if self.name == "fair" else {}),
             **dict(self.extra),
         }
 

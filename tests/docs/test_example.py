@@ -66,5 +66,7 @@ def test_the_tables_in_the_readme_are_what_it_prints() -> None:
         max(figures[3] for tenant, figures in table.items() if tenant != "whale")
         for table in found.values()
     )
-    last = f"Before a minnow's last job went {stock:,.0f} others with stock Celery, {fair:,.0f} here."
+    last = (
+        f"Before a minnow's last job went {stock:,.0f} others with stock Celery, {fair:,.0f} here."
+    )
     assert last in pages.read("README.md")
