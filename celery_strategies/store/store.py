@@ -33,7 +33,7 @@ LINES_LIMIT = 32
 SORTER_TTL = 3000
 #: Before a tag that is settled: its message is acknowledged but its job still runs; its job has ended; it has ended and
 #: had a permit of a limit.
-STILL_RUNS, HAS_ENDED, HAD_PLACE = "\1", "\2", "\3"
+STILL_RUNS, HAS_ENDED, HAD_PERMIT = "\1", "\2", "\3"
 
 Argument = str | bytes | int | float
 
@@ -77,7 +77,7 @@ def is_counted(tag: str) -> bool:
 
 def _is_more(tag: str) -> bool:
     """Whether to settle *tag* takes more than to remove its record."""
-    return tag.endswith("k") or tag.startswith((STILL_RUNS, HAS_ENDED, HAD_PLACE))
+    return tag.endswith("k") or tag.startswith((STILL_RUNS, HAS_ENDED, HAD_PERMIT))
 
 
 @dataclass(frozen=True, slots=True)
@@ -434,7 +434,7 @@ class Answer(NamedTuple):
 
 
 #: States of an :class:`Answer`.
-HAS_PLACE, IN_LINE, NOT_HELD, UNREADABLE = 1, 0, -1, -2
+HAS_PERMIT, IN_LINE, NOT_HELD, UNREADABLE = 1, 0, -1, -2
 
 
 class Agreement(NamedTuple):

@@ -127,7 +127,7 @@ class Permits:
         if waiting is None:
             return
         del self._waiting[tag]
-        if answer.state == calls.HAS_PLACE:
+        if answer.state == calls.HAS_PERMIT:
             self._start(tag, waiting)
             return
         if answer.state == calls.UNREADABLE:

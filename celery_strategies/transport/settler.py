@@ -51,7 +51,7 @@ Batch = tuple[list[str], list[Other], list[Back]]
 
 def _bare(settle: str) -> str:
     """Return the tag of a settle that may say more than that."""
-    return settle.lstrip(calls.STILL_RUNS + calls.HAS_ENDED + calls.HAD_PLACE)
+    return settle.lstrip(calls.STILL_RUNS + calls.HAS_ENDED + calls.HAD_PERMIT)
 
 
 class Settler:
@@ -99,7 +99,7 @@ class Settler:
                 self.running[tag] = held.job
                 self._acks.append(calls.STILL_RUNS + tag)
             else:
-                self._acks.append(calls.HAD_PLACE + tag if self._free(tag) else tag)
+                self._acks.append(calls.HAD_PERMIT + tag if self._free(tag) else tag)
             self._release(tag)
 
     def requeue(self, tag: str) -> None:
