@@ -38,6 +38,7 @@ Life of the keys (every key has a TTL or a reason):
 ``strategies:limited:<worker>``          permits of a worker's jobs; TTL, refreshed while it lives
 ``strategies:holder:<worker>``           what a worker holds; TTL, refreshed while it lives
 ``strategies:alive``                     last beat of each worker; as long as there are any
+``strategies:worker:<worker>``           what a worker says of itself; TTL
 ``strategies:wake:<worker>``             a wake for one worker; TTL
 ``strategies:sequence``                  counter of deliveries; no TTL, since places must keep rising
 ``strategies:scratch``                   never exists
@@ -83,6 +84,19 @@ class Keys:
     def alive(self) -> str:
         """Sorted set of workers by the time, in milliseconds, of their last beat."""
         return f"{self.prefix}strategies:alive"
+
+    @property
+    def sessions(self) -> str:
+        """What the names of the channels that workers subscribe to, as a sign of life, begin with."""
+        return f"{self.prefix}strategies:session:"
+
+    def session(self, worker: str) -> str:
+        """Channel whose subscription is the session of *worker*; nothing is ever published there."""
+        return f"{self.sessions}{worker}"
+
+    def entry(self, worker: str) -> str:
+        """Hash of what *worker* says of itself."""
+        return f"{self.prefix}strategies:worker:{worker}"
 
     @property
     def scratch(self) -> str:

@@ -146,6 +146,22 @@ class Link:
             raise answer[0]
         return answer[0]
 
+    def subscribe(self, packed: bytes, ping: bytes) -> RedisError | None:
+        """Send a packed ``SUBSCRIBE``; returns the server's error if it refuses.
+
+        Success comes as a push, which is no reply, so a packed ``PING`` behind it tells when to stop reading.
+        """
+        with self._lock:
+            answers: list[Any] = []
+            self.send(packed + ping, answers.append)
+            while not answers:
+                self.read_one()
+            if not isinstance(answers[0], RedisError):
+                return None
+            self._handlers.append((ignore, monotonic()))
+            self.read_one()
+        return answers[0]
+
     def call_all(self, commands: list[bytes]) -> list[Any]:
         """Send several commands at once and wait for their replies; errors are returned, not raised."""
         with self._lock:

@@ -167,16 +167,16 @@ STEER = load(
 GATHER = load("gather", keys=("scratch", "policy", "unsorted"), argv=("count",), helpers=_SORTING)
 PURGE = load("purge", keys=("scratch", "policy"), argv=("count",), helpers=_SORTED)
 JOIN = load("join", keys=("scratch", "holder"), argv=("session", "ttl"))
-LEAVE = load("leave", keys=("holder", "alive"), argv=("worker",))
+LEAVE = load("leave", keys=("holder", "alive", "entry"), argv=("worker",))
 BEAT = load(
     "beat",
-    keys=("scratch", "alive", "unacked_index", "holder"),
-    argv=("worker", "quiet", "ttl", "now", "tags"),
+    keys=("scratch", "alive", "unacked_index", "holder", "entry"),
+    argv=("worker", "quiet", "ttl", "entry_ttl", "sessions", "now", "tags"),
 )
 BURY = load(
     "bury",
-    keys=("scratch", "unacked", "unacked_index", "alive", "holder"),
-    argv=("worker", "beat", "count"),
+    keys=("scratch", "unacked", "unacked_index", "alive", "holder", "entry"),
+    argv=("worker", "beat", "session", "count"),
     helpers=_SORTED,
 )
 REFRESH = load("refresh", keys=("scratch", "unacked_index", "holder"), argv=("ttl", "now", "tags"))

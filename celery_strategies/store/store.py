@@ -370,18 +370,42 @@ class Store:
 
     def leave(self) -> bytes:
         """Forget this worker's holder if it is empty; replies with the number of messages held."""
-        return evalsha(scripts.LEAVE, [self.keys.holder(self.worker), self.keys.alive], self.worker)
+        names = [self.keys.holder(self.worker), self.keys.alive, self.keys.entry(self.worker)]
+        return evalsha(scripts.LEAVE, names, self.worker)
 
-    def beat(self, tags: Iterable[str], quiet: int, ttl: int, now: int | str = "") -> bytes:
-        """Say that this worker lives and holds *tags*; replies with workers that have been quiet. Both in ms."""
-        names = [self.keys.scratch, self.keys.alive, self.keys.unacked_index]
-        names.append(self.keys.holder(self.worker))
-        return evalsha(scripts.BEAT, names, self.worker, quiet, ttl, now, *tags)
+    def beat(
+        self,
+        tags: Iterable[str],
+        quiet: int,
+        ttl: int,
+        entry_ttl: int,
+        *,
+        sessions: bool = True,
+        now: int | str = "",
+    ) -> bytes:
+        """Say that this worker lives and holds *tags*; replies with workers that seem not to live.
 
-    def bury(self, worker: str, beat: int, count: int = TAKE_LIMIT) -> bytes:
-        """Put back what a dead worker held, whose last *beat*, in ms, was seen; replies with (moved, left)."""
+        *quiet*, *ttl* (of what is held) and *entry_ttl* are in ms; *sessions* says whether to look who has none.
+        """
+        keys = self.keys
+        names = [keys.scratch, keys.alive, keys.unacked_index, keys.holder(self.worker)]
+        names.append(keys.entry(self.worker))
+        channels = keys.sessions if sessions else ""
+        return evalsha(
+            scripts.BEAT, names, self.worker, quiet, ttl, entry_ttl, channels, now, *tags
+        )
+
+    def bury(
+        self, worker: str, beat: int, count: int = TAKE_LIMIT, *, by_session: bool = False
+    ) -> bytes:
+        """Put back what a dead worker held, whose last *beat*, in ms, was seen; replies with (moved, left).
+
+        *by_session* says that its session must be gone.
+        """
         names = [*self._unacked(), self.keys.alive, self.keys.holder(worker)]
-        return evalsha(scripts.BURY, names, worker, beat, count)
+        names.append(self.keys.entry(worker))
+        session = self.keys.session(worker) if by_session else ""
+        return evalsha(scripts.BURY, names, worker, beat, session, count)
 
     def refresh(self, tags: Iterable[str], ttl: int, now: int | str = "") -> bytes:
         """Renew the time stamps of held *tags*; replies with how many are still held. *ttl* in ms."""

@@ -1,40 +1,70 @@
 """A worker's sign of life, and its watch over the others.
 
 Owns a thread with a connection of its own, since the loop may be busy with a job (solo) or with a reconnect. It beats:
-one call says that the worker lives, renews what it holds, and names those who have been quiet. A worker that this one
-has itself seen quiet for ``STALE_AFTER``, over many prompt looks on one connection, is dead: what it held goes back.
+one call says that the worker lives, renews what it holds, and names those who seem not to live. Its *session* is a
+subscription to a channel that nobody publishes to: it ends with the connection, so with the process.
+
+A worker is dead
+
+* if its session is gone for ``GRACE``, no beat came meanwhile, and it did beat while this watcher was connected; or
+* if this watcher has itself seen the same last beat for ``stale_after``, over many prompt looks on one connection.
+
+After a restart of Redis all sessions are gone at once, and all beats are old: the first rule then says nothing of those
+who have not come back yet. Whoever sees a death puts back at once what the dead held.
 """
 
 from __future__ import annotations
 
+import json
 import logging
+import os
+import select
+import socket
 import threading
-from collections.abc import Callable, Iterable
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
 from redis.exceptions import NoScriptError, RedisError
-from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from celery_strategies.store import store as calls
-from celery_strategies.store.link import Link
+from celery_strategies.store.link import SUPPORTS_PUSH, Link, ignore
 from celery_strategies.store.store import Store
 
 logger = logging.getLogger("celery_strategies.keeper")
 
 #: Seconds between beats.
-BEAT_INTERVAL = 2.0
+BEAT_INTERVAL = 0.5
+#: Seconds that a session must be gone.
+GRACE = 0.5
 #: Seconds of silence, as one watcher sees it, after which a worker counts as dead.
 STALE_AFTER = 10.0
 #: Seconds without a turn of the loop after which a worker does not claim to live, unless a job blocks the loop.
 LOOP_STALE_AFTER = 30.0
+#: Seconds that a worker's entry outlives its last beat.
+ENTRY_TTL = 60.0
+
+_keepers: weakref.WeakSet[Keeper] = weakref.WeakSet()
+
+
+@dataclass(slots=True)
+class _Suspect:
+    """A worker that seems not to live: its last beat, and since when this connection has seen it so, and no session."""
+
+    beat: int
+    since: float
+    gone_since: float | None
 
 
 class Keeper:
     """Beat for the worker of *store*, and bury dead ones.
 
-    *connect* returns a new connection, *tags* what is held now, *lives* whether the loop shows signs of life; *buried*
-    is called, in the thread, when messages were put back. *also* returns what else to send at each beat.
+    *connect* returns a new connection, *tags* what is held now, *lives* whether the loop shows signs of life, *entry*
+    what the worker says of itself, *also* what else to send at each beat; *buried* is called, in the thread, when
+    messages were put back. *ttl* is that of what the worker holds, in milliseconds, *stale_after* in seconds.
     """
 
     def __init__(
@@ -45,24 +75,33 @@ class Keeper:
         connect: Callable[[], Any],
         tags: Callable[[], Iterable[str]],
         lives: Callable[[], bool],
+        entry: Callable[[], Mapping[str, Any]],
         buried: Callable[[], None],
         also: Callable[[], Iterable[bytes]] = tuple,
+        stale_after: float = STALE_AFTER,
     ) -> None:
         self._store = store
         self._ttl = ttl
         self._connect = connect
         self._tags = tags
         self._lives = lives
+        self._entry = entry
         self._buried = buried
         self._also = also
-        self._stop = threading.Event()
-        #: Quiet workers: their last beat, and since when, in monotonic seconds, this connection has seen it.
-        self._quiet: dict[str, tuple[int, float]] = {}
+        self._stale_after = stale_after
+        self._stopping = False
+        self._nudge, self._nudged = socket.socketpair()
+        self._link: Link | None = None
+        self._told: str | None = None
+        #: The server's time, in milliseconds, of the first beat over this connection.
+        self._began = 0
+        self._suspects: dict[str, _Suspect] = {}
         self._looked = 0.0
-        self._failing = False
+        self._failing = self._warned = self._session = False
         self._thread = threading.Thread(
             target=self._run, name="celery-strategies-keeper", daemon=True
         )
+        _keepers.add(self)
 
     def start(self) -> None:
         """Begin to beat."""
@@ -70,71 +109,156 @@ class Keeper:
 
     def stop(self) -> None:
         """Stop beating; waits a moment for a call that is out."""
-        self._stop.set()
+        self._stopping = True
+        with suppress(OSError):
+            self._nudge.send(b"\0")
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
-            self._thread.join(BEAT_INTERVAL)
+            self._thread.join(2.0)
+        self._nudge.close()
+        self._nudged.close()
+
+    # -- the thread -----------------------------------------------------------------------------
 
     def _run(self) -> None:
-        link: Link | None = None
-        while not self._stop.is_set():
+        while not self._stopping:
             try:
-                if link is None:
-                    link = Link(self._connect(), lambda: None)
-                    self._quiet.clear()
-                self._turn(link)
+                pause = self._turn()
                 if self._failing:
                     self._failing = False
                     logger.info("The keeper reaches Redis again")
             except (RedisError, OSError) as exc:
+                pause = BEAT_INTERVAL
                 if not self._failing:
                     self._failing = True
                     logger.warning("The keeper does not reach Redis, trying again: %s", exc)
-                if link is not None:
-                    link.close()
-                    link = None
-            self._stop.wait(BEAT_INTERVAL)
+                self._disconnect()
+            self._wait(pause)
+        self._disconnect()
+
+    def _wait(self, pause: float) -> None:
+        """Sleep, but not on if the connection ends: the session has to be there again at once."""
+        watched: list[Any] = [self._nudged]
+        link = self._link
+        if link is not None and link.alive:
+            watched.append(link.fileno())
+        with suppress(OSError, ValueError):
+            readable, _, _ = select.select(watched, (), (), pause)
+            if len(watched) > 1 and watched[1] in readable and link is not None:
+                try:
+                    link.pump()
+                except (RedisError, OSError):
+                    self._disconnect()
+
+    def _disconnect(self) -> None:
+        link, self._link = self._link, None
         if link is not None:
             link.close()
 
-    def _turn(self, link: Link) -> None:
+    def _begin(self) -> Link:
+        link = Link(self._connect(), lambda: None)
+        self._link = link
+        self._suspects.clear()
+        self._began = 0
+        self._told = None
+        self._session = SUPPORTS_PUSH and self._subscribe(link)
+        return link
+
+    def _subscribe(self, link: Link) -> bool:
+        channel = self._store.keys.session(self._store.worker)
+        packed = calls.command(calls.pack("SUBSCRIBE", channel))
+        error = link.subscribe(packed, calls.command(calls.pack("PING")))
+        if error is not None and not self._warned:
+            self._warned = True
+            logger.warning(
+                "Redis refuses a subscription to %s (%s): if this worker dies, its jobs come back after %g s, not at once",
+                channel,
+                error,
+                self._stale_after,
+            )
+        return error is None
+
+    def _turn(self) -> float:
+        """Beat, look and bury; returns the seconds until the next turn."""
         if not self._lives():
-            return
-        began = monotonic()
-        tags = list(self._tags())
-        first, rest = tags[: calls.TAG_LIMIT], tags[calls.TAG_LIMIT :]
-        quiet = int(2.5 * BEAT_INTERVAL * 1000)
-        found = self._call(link, self._store.beat(first, quiet, self._ttl))
-        while rest:
-            more, rest = rest[: calls.TAG_LIMIT], rest[calls.TAG_LIMIT :]
-            self._call(link, self._store.beat(more, quiet, self._ttl))
+            # No session either: a worker whose loop hangs must not look alive.
+            self._disconnect()
+            return BEAT_INTERVAL
+        link = self._link if self._link is not None and self._link.alive else self._begin()
+        before = monotonic()
+        now_ms, has_entry, found = self._beat(link)
         now = monotonic()
-        if now - began > BEAT_INTERVAL or began - self._looked > 3 * BEAT_INTERVAL:
-            # This process slept, or Redis did: what was quiet meanwhile need not be dead.
-            self._quiet.clear()
+        if not self._began:
+            self._began = now_ms
+        if not has_entry:
+            self._told = None
+        self._introduce(link)
+        if now - before > BEAT_INTERVAL or before - self._looked > 4 * BEAT_INTERVAL:
+            # This process slept, or Redis did: whoever was quiet meanwhile need not be dead.
+            self._suspects.clear()
         self._looked = now
         for packed in self._also():
             self._call(link, packed)
-        for worker, beat in self._dead(found, now):
-            self._bury(link, worker, beat)
+        for worker, beat, by_session in self._dead(found, now):
+            self._bury(link, worker, beat, by_session=by_session)
+        waiting = any(suspect.gone_since is not None for suspect in self._suspects.values())
+        return BEAT_INTERVAL / 2 if waiting else BEAT_INTERVAL
 
-    def _dead(self, found: Any, now: float) -> list[tuple[str, int]]:
-        seen = {}
-        for name, score in zip(found[::2], found[1::2], strict=True):
-            worker, beat = name.decode(), int(float(score))
-            before = self._quiet.get(worker)
-            seen[worker] = before if before is not None and before[0] == beat else (beat, now)
-        self._quiet = seen
-        return [
-            (worker, beat) for worker, (beat, since) in seen.items() if now - since > STALE_AFTER
+    def _beat(self, link: Link) -> tuple[int, bool, list[tuple[str, int, bool]]]:
+        tags = list(self._tags())
+        quiet = int(3 * BEAT_INTERVAL * 1000)
+        args = (quiet, self._ttl, int(ENTRY_TTL * 1000))
+        answer: Any = None
+        for start in range(0, max(1, len(tags)), calls.TAG_LIMIT):
+            packed = self._store.beat(tags[start : start + calls.TAG_LIMIT], *args)
+            answer = self._call(link, packed)
+        now, entry, *rest = answer
+        found = [
+            (name.decode(), int(float(beat)), bool(gone))
+            for name, beat, gone in zip(rest[::3], rest[1::3], rest[2::3], strict=True)
         ]
+        return int(now), bool(entry), found
 
-    def _bury(self, link: Link, worker: str, beat: int) -> None:
+    def _introduce(self, link: Link) -> None:
+        entry = {name: value for name, value in self._entry().items() if value is not None}
+        text = json.dumps(entry, sort_keys=True)
+        if text != self._told:
+            fields: list[Any] = []
+            for name, value in entry.items():
+                fields += [name, value if isinstance(value, (str, int)) else json.dumps(value)]
+            # A worker without a session must not be taken for one whose session is gone.
+            fields += ["session", int(self._session)]
+            key = self._store.keys.entry(self._store.worker)
+            link.send(calls.command(calls.pack("HSET", key, *fields)), ignore)
+            self._call(link, calls.command(calls.pack("PEXPIRE", key, int(ENTRY_TTL * 1000))))
+            self._told = text
+
+    def _dead(self, found: list[tuple[str, int, bool]], now: float) -> list[tuple[str, int, bool]]:
+        suspects: dict[str, _Suspect] = {}
+        for worker, beat, gone in found:
+            before = self._suspects.get(worker)
+            if before is None or before.beat != beat:
+                before = _Suspect(beat, now, None)
+            if not gone:
+                before.gone_since = None
+            elif before.gone_since is None and beat >= self._began:
+                before.gone_since = now
+            suspects[worker] = before
+        self._suspects = suspects
+        dead = []
+        for worker, suspect in suspects.items():
+            gone = suspect.gone_since is not None and now - suspect.gone_since >= GRACE
+            if gone or now - suspect.since >= self._stale_after:
+                dead.append((worker, suspect.beat, gone))
+        return dead
+
+    def _bury(self, link: Link, worker: str, beat: int, *, by_session: bool) -> None:
         total, left = 0, 1
         while left:
-            moved, left = self._call(link, self._store.bury(worker, beat))
+            packed = self._store.bury(worker, beat, by_session=by_session)
+            moved, left = self._call(link, packed)
             total += max(0, moved)
-        self._quiet.pop(worker, None)
-        if total:
+        self._suspects.pop(worker, None)
+        if moved >= 0:
             logger.warning("Worker %s is dead: %d messages that it held went back", worker, total)
             self._buried()
 
@@ -146,6 +270,20 @@ class Keeper:
                 if isinstance(reply, RedisError):
                     raise reply from None
             return link.call(packed)
-        except RedisTimeoutError:
-            link.close()
-            raise
+
+    def _forget_in_child(self) -> None:
+        """Close a child process's copy of the connection, else the session would outlive this process."""
+        link = self._link
+        sock = getattr(link.connection, "_sock", None) if link is not None else None
+        if sock is not None:
+            # Not shutdown(): that would end the parent's, too.
+            with suppress(OSError):
+                os.close(sock.detach())
+
+
+def _after_fork() -> None:
+    for keeper in tuple(_keepers):
+        keeper._forget_in_child()
+
+
+os.register_at_fork(after_in_child=_after_fork)

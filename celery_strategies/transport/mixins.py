@@ -136,6 +136,8 @@ class StrategyConsumerMixin(ConsumerMixin):
             accepts=self.is_source,
             ranks=settings.ranks,
             polling_interval=settings.polling_interval,
+            # Its callbacks run in the loop, however long they take.
+            delivery_blocks=True,
         )
 
     def _settings(self) -> Settings:

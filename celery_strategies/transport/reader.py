@@ -21,6 +21,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import socket
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -83,7 +85,8 @@ class Reader:
     *name* is the worker's node name; *capacity* returns how many more messages may be held now (0 or less: none).
     *accepts* says which consumed queues become sources; *ranks* orders them; *polling_interval* (seconds) is used
     where client tracking is refused. *policy* says how jobs are sorted by key, with these *caps* (core/policy.py);
-    *runs* says whether what was told to ``settler.run_by`` still runs.
+    *runs* says whether what was told to ``settler.run_by`` still runs; *delivery_blocks*, that a message is worked on
+    while it is delivered, so that a loop that does not turn meanwhile is no sign of death.
     """
 
     def __init__(
@@ -98,6 +101,7 @@ class Reader:
         policy: Policy | None = None,
         caps: Mapping[str, int] | None = None,
         runs: Callable[[Any], bool] = lambda _job: False,
+        delivery_blocks: bool = False,
     ) -> None:
         self.worker = f"{name}-{uuid4().hex[:12]}"
         self.strategy = strategy
@@ -146,8 +150,11 @@ class Reader:
         #: The server's time, in seconds since the epoch, when the messages that are being delivered were taken.
         self.granted_at = 0.0
         self.upkeep = Upkeep(self.settler, self.patience, self._restore_foreign, self._look)
+        #: What else the worker says of itself in Redis.
+        self.about: dict[str, Any] = {"name": name}
         #: Set while a job blocks the loop (solo), which is a sign of life too.
         self.blocked = False
+        self._delivery_blocks = delivery_blocks
         self._turned = monotonic()
         self._keeper: Keeper | None = None
         self.connector = Connector(
@@ -209,6 +216,7 @@ class Reader:
                 tags=lambda: tuple(self.held),
                 lives=self._shows_life,
                 buried=self._buried,
+                entry=self._entry,
                 also=self._renew_permits,
             )
             self._keeper.start()
@@ -237,6 +245,15 @@ class Reader:
         if not self.blocked or session is None:
             return []
         return self.permits.renewal(session.store, session.ttl)
+
+    def _entry(self) -> dict[str, Any]:
+        return {
+            **self.about,
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "queues": [source.queue for source in self.sources.ordered()],
+            "strategy": self.strategy.label,
+        }
 
     def _buried(self) -> None:
         # From the keeper's thread: the loop looks at its next turn.
@@ -343,7 +360,7 @@ class Reader:
         self.delays.run(session, queues, now)
         self.permits.run(session, now)
         if self.settler.note_ended():
-            # Whoever gets the permit may be ours to run, and nobody tells us of our own writes.
+            # Whoever may run now may be ours to run, and nobody tells us of our own writes.
             self._hungry = True
         if self._asked or self.strays.surveying or self.settler.returning:
             return
@@ -530,7 +547,11 @@ class Reader:
             self.settler.settle(delivery.tag)
         else:
             self.settler.work_on(delivery.tag, message)
-        binding.callback(message)
+        self.blocked = self.blocked or self._delivery_blocks
+        try:
+            binding.callback(message)
+        finally:
+            self.blocked = self.blocked and not self._delivery_blocks
 
     def release_limited(self) -> None:
         """Have delayed messages that wait for a rate limit come back at once."""

@@ -153,7 +153,9 @@ class Settler:
         return held
 
     def _free(self, tag: str) -> bool:
-        """Note that *tag* is about to give up its permit of a limit; returns whether it has one."""
+        """Note that *tag* makes room for another job; returns whether it had a permit of a limit."""
+        if calls.is_counted(tag):
+            self._freed = True
         if tag not in self.limited:
             return False
         self.limited.discard(tag)
@@ -161,6 +163,8 @@ class Settler:
         return True
 
     def _release(self, tag: str) -> None:
+        if calls.is_counted(tag):
+            self._freed = True
         # After the tag has its new place: a reconnect that looks in between must see it somewhere.
         self.held.pop(tag, None)
         self._notify()
@@ -200,7 +204,7 @@ class Settler:
     def note_ended(self, *, all_of_them: bool = False) -> bool:
         """Look which of the jobs that were acknowledged when they started have ended, or say that all have.
 
-        Returns whether a permit of a limit is on its way to be given up, here or by a settle.
+        Returns whether a settle that is on its way lets another job run: one of its key, its group or its limit.
         """
         for tag, job in tuple(self.running.items()):
             if all_of_them or not self._goes_on(job):

@@ -5,22 +5,26 @@
 -- KEYS[3] unacked_index zset: tag -> seconds
 -- KEYS[4] alive zset: worker -> milliseconds of its last beat
 -- KEYS[5] holder hash of the dead: tag -> place
+-- KEYS[6] entry hash of the dead: what it said of itself
 -- ARGV[1] worker id of the dead
 -- ARGV[2] beat milliseconds: the last beat that the caller saw
--- ARGV[3] count number of messages at most
--- Returns {messages put back, entries left}; {-1, 0} if the worker has beaten since, or somebody else buried it
+-- ARGV[3] session text: channel of its session, which must be gone; '' = its silence is enough
+-- ARGV[4] count number of messages at most
+-- Returns {messages put back, entries left}; {-1, 0} if the worker lives, or somebody else buried it
 -- Invariant: every message is in its new place before its record goes; a worker that lives is left alone
 call('DEL', KEYS[1])
 local beat = call('ZSCORE', KEYS[4], ARGV[1])
-if not beat or tonumber(beat) ~= tonumber(ARGV[2]) then
+if not beat or tonumber(beat) ~= tonumber(ARGV[2])
+    or ARGV[3] ~= '' and tonumber(call('PUBSUB', 'NUMSUB', ARGV[3])[2]) > 0 then
   return {-1, 0}
 end
 local root, moved, seen = sub(KEYS[1], 1, -8), 0, 0
-local entries = call('HSCAN', KEYS[5], '0', 'COUNT', ARGV[3])[2]
+local entries = call('HSCAN', KEYS[5], '0', 'COUNT', ARGV[4])[2]
 for i = 1, #entries, 2 do
-  if entries[i] ~= '' and seen < tonumber(ARGV[3]) then
+  if entries[i] ~= '' and seen < tonumber(ARGV[4]) then
     seen = seen + 1
-    if give_back(root, KEYS[2], KEYS[3], KEYS[5], entries[i], entries[i + 1], 1) then
+    -- A thousand: its worker died of it, or with it.
+    if give_back(root, KEYS[2], KEYS[3], KEYS[5], entries[i], entries[i + 1], 1001) then
       moved = moved + 1
     end
   end
@@ -28,7 +32,7 @@ end
 save_all()
 local left = call('HLEN', KEYS[5]) - call('HEXISTS', KEYS[5], '')
 if left == 0 then
-  call('DEL', KEYS[5])
+  call('DEL', KEYS[5], KEYS[6])
   call('ZREM', KEYS[4], ARGV[1])
 end
 return {moved, left}

@@ -2,12 +2,13 @@
 --
 -- KEYS[1] holder hash: tag -> place, '' -> session
 -- KEYS[2] alive zset: worker -> milliseconds of its last beat
+-- KEYS[3] entry hash: what the worker says of itself
 -- ARGV[1] worker id
 -- Returns number of messages still held
 -- Invariant: a holder with messages stays, and so does its name, for others to put them back
 local held = call('HLEN', KEYS[1]) - call('HEXISTS', KEYS[1], '')
 if held == 0 then
-  call('DEL', KEYS[1])
+  call('DEL', KEYS[1], KEYS[3])
   call('ZREM', KEYS[2], ARGV[1])
 end
 return held
