@@ -48,6 +48,9 @@ Tagger: TypeAlias = Callable[[Any], Any]
 #: Longest polling interval, in seconds.
 MAX_POLLING_INTERVAL = 60
 
+#: Seconds of silence after which a worker may count as dead.
+MIN_STALE_AFTER, MAX_STALE_AFTER = 2, 3600
+
 #: Level of a job without a priority, unless strategies_default_priority says otherwise.
 DEFAULT_LEVEL = 1
 
@@ -90,6 +93,8 @@ class Settings:
     fair_weight_header: str = "fair_weight"
     event_fair_share: Tagger | str | None = None
     max_in_flight: Mapping[str, int] | None = None
+    max_deliveries: int = 5
+    stale_after: float = 10.0
     group_mode: str | None = None
     group_key: Tagger | str | None = None
     group_key_header: str = "group_key"
@@ -261,6 +266,20 @@ def _read_ahead(setting: str, value: Any) -> int:
     return cast("int", value)
 
 
+def _max_deliveries(setting: str, value: Any) -> int:
+    if not _is_int(value, 0):
+        raise invalid(setting, value, "must be an integer, 0 (any number) or more")
+    return cast("int", value)
+
+
+def _stale_after(setting: str, value: Any) -> float:
+    number = isinstance(value, float) or _is_int(value)
+    if not number or not MIN_STALE_AFTER <= value <= MAX_STALE_AFTER:
+        rule = f"must be a number of seconds from {MIN_STALE_AFTER} to {MAX_STALE_AFTER}"
+        raise invalid(setting, value, rule)
+    return float(value)
+
+
 def _polling_interval(setting: str, value: Any) -> float:
     number = isinstance(value, float) or _is_int(value)
     # NaN fails both comparisons; infinity the second.
@@ -397,6 +416,8 @@ _PARSERS: dict[str, Callable[[str, Any], Any]] = {
     "strategies_pool": _one_of(POOLS),
     "strategies_read_ahead": _read_ahead,
     "strategies_polling_interval": _polling_interval,
+    "strategies_max_deliveries": _max_deliveries,
+    "strategies_stale_after": _stale_after,
     "strategies_fair_share": _fair_share,
     "strategies_fair_share_memory": _one_of(MEMORIES),
     "strategies_fair_key_header": _header,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from redis.exceptions import NoScriptError
@@ -92,6 +93,55 @@ def _steer(client: Any, keys: Keys, queue: str, what: str, field: str, value: st
         cursor = run(client, scripts.STEER, names, what, field, value, cursor)
         if cursor in (b"0", b"-1", "0", "-1"):
             return cursor in (b"0", "0")
+
+
+@dataclass(frozen=True, slots=True)
+class DeadMessage:
+    """A message that outlived too many workers. *list* is its level, *message* the raw bytes."""
+
+    id: str
+    reason: str
+    list: int
+    key: str
+    weight: str
+    worker: str
+    message: bytes
+
+
+def dead_messages(
+    client: Any, keys: Keys, queue: str, count: int = 100, after: str = "-"
+) -> list[DeadMessage]:
+    """Return up to *count* dead messages of *queue*, the oldest first, from the id *after* on, without that."""
+    start = after if after == "-" else f"({after}"
+    found = client.xrange(keys.dead(queue), start, "+", count)
+    messages = []
+    for entry, fields in found:
+        values = {name.decode(): value for name, value in fields.items()}
+        raw = values.pop("message")
+        text = {name: value.decode("utf-8", "replace") for name, value in values.items()}
+        number = int(text.pop("list"))
+        messages.append(DeadMessage(id=entry.decode(), list=number, message=raw, **text))
+    return messages
+
+
+def revive(client: Any, keys: Keys, queue: str, entry: str) -> bool:
+    """Put a dead message back at the tail of its level; False if there is none with that id."""
+    names = [keys.scratch, keys.dead(queue), *keys.inboxes(queue)]
+    return bool(run(client, scripts.REVIVE, names, entry))
+
+
+def drop_dead(client: Any, keys: Keys, queue: str, entry: str) -> bool:
+    """Remove a dead message; False if there is none with that id."""
+    return bool(client.xdel(keys.dead(queue), entry))
+
+
+def queues_with_dead(client: Any, keys: Keys) -> list[str]:
+    """Return the queues that have dead messages, by name. Walks the key space with ``SCAN``."""
+    return [
+        queue
+        for queue in _queues_with(client, ("STREAM", keys.dead))
+        if client.xlen(keys.dead(queue))
+    ]
 
 
 def sorted_queues(client: Any, keys: Keys) -> list[str]:

@@ -28,6 +28,7 @@ Life of the keys (every key has a TTL or a reason):
 ``strategies:{<queue>}:ready``           there while a sorted job may run
 ``strategies:{<queue>}:sorter``          the worker that sorts a backlog; TTL
 ``strategies:{<queue>}:unsorted``        sorted jobs on their way back to Kombu's lists; as long as there are any
+``strategies:{<queue>}:dead``            messages that outlived too many workers; kept until an operator acts
 ``strategies:{<queue>}:watchers``        idle workers that watch; TTL
 ``strategies:{<queue>}:parked``          idle workers that wait for a wake; TTL
 ``strategies:{<queue>}:in_line``         messages that wait for a permit of a limit; lives as long as its messages
@@ -157,6 +158,10 @@ class Keys:
     def unsorted(self, queue: str) -> str:
         """List of sorted jobs on their way back to Kombu's lists."""
         return f"{self.base(queue)}unsorted"
+
+    def dead(self, queue: str) -> str:
+        """Stream of messages that outlived too many workers."""
+        return f"{self.base(queue)}dead"
 
     def watchers(self, queue: str) -> str:
         """Sorted set of the idle workers that watch *queue*."""

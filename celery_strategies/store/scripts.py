@@ -112,7 +112,7 @@ SETTLE_SORTED = load(
 RESTORE = load(
     "restore",
     keys=("scratch", "unacked", "unacked_index", "items"),
-    argv=("limit", "started", "items"),
+    argv=("limit", "started", "most", "items"),
     helpers=_SORTED,
 )
 REQUEUE = load(
@@ -173,10 +173,11 @@ BEAT = load(
     keys=("scratch", "alive", "unacked_index", "holder", "entry"),
     argv=("worker", "quiet", "ttl", "entry_ttl", "sessions", "now", "tags"),
 )
+REVIVE = load("revive", keys=("scratch", "dead", "inbox"), argv=("id",))
 BURY = load(
     "bury",
     keys=("scratch", "unacked", "unacked_index", "alive", "holder", "entry"),
-    argv=("worker", "beat", "session", "count"),
+    argv=("worker", "beat", "session", "most", "count"),
     helpers=_SORTED,
 )
 REFRESH = load("refresh", keys=("scratch", "unacked_index", "holder"), argv=("ttl", "now", "tags"))
@@ -211,6 +212,7 @@ ALL = (
     LEAVE,
     BEAT,
     BURY,
+    REVIVE,
     REFRESH,
     EXPIRED,
     WATCH,

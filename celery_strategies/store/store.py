@@ -267,14 +267,21 @@ class Store:
         return command(head, pack(*tags))
 
     def restore(
-        self, items: Sequence[tuple[str, bytes]], *, limit: bytes | str = "", started: bool = False
+        self,
+        items: Sequence[tuple[str, bytes]],
+        *,
+        limit: bytes | str = "",
+        started: bool = False,
+        died: bool = False,
+        most: int = 0,
     ) -> bytes:
         """Put held messages back to their places.
 
         *items* are (tag, holder entry), of any worker; *limit* is a time in seconds: entries refreshed since
-        then are left alone; *started* counts the delivery.
+        then are left alone; *started* counts the delivery, *died* says that its worker died; a message that has
+        outlived *most* workers (0: any number) goes to the dead ones.
         """
-        names, argv = self._unacked(), [limit, int(started)]
+        names, argv = self._unacked(), [limit, 1001 if died else int(started), most]
         for tag, entry in items:
             names.append(self.keys.holder(worker_of(tag)))
             argv += [tag, entry]
@@ -396,16 +403,22 @@ class Store:
         )
 
     def bury(
-        self, worker: str, beat: int, count: int = TAKE_LIMIT, *, by_session: bool = False
+        self,
+        worker: str,
+        beat: int,
+        count: int = TAKE_LIMIT,
+        *,
+        by_session: bool = False,
+        most: int = 0,
     ) -> bytes:
         """Put back what a dead worker held, whose last *beat*, in ms, was seen; replies with (moved, left).
 
-        *by_session* says that its session must be gone.
+        *by_session* says that its session must be gone; *most* as in :meth:`restore`.
         """
         names = [*self._unacked(), self.keys.alive, self.keys.holder(worker)]
         names.append(self.keys.entry(worker))
         session = self.keys.session(worker) if by_session else ""
-        return evalsha(scripts.BURY, names, worker, beat, session, count)
+        return evalsha(scripts.BURY, names, worker, beat, session, most, count)
 
     def refresh(self, tags: Iterable[str], ttl: int, now: int | str = "") -> bytes:
         """Renew the time stamps of held *tags*; replies with how many are still held. *ttl* in ms."""

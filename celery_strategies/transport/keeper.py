@@ -64,7 +64,8 @@ class Keeper:
 
     *connect* returns a new connection, *tags* what is held now, *lives* whether the loop shows signs of life, *entry*
     what the worker says of itself, *also* what else to send at each beat; *buried* is called, in the thread, when
-    messages were put back. *ttl* is that of what the worker holds, in milliseconds, *stale_after* in seconds.
+    messages were put back. *ttl* is that of what the worker holds, in milliseconds, *stale_after* in seconds; a message
+    that has outlived *most* workers (0: any number) does not come back.
     """
 
     def __init__(
@@ -79,7 +80,9 @@ class Keeper:
         buried: Callable[[], None],
         also: Callable[[], Iterable[bytes]] = tuple,
         stale_after: float = STALE_AFTER,
+        most: int = 0,
     ) -> None:
+        self._most = most
         self._store = store
         self._ttl = ttl
         self._connect = connect
@@ -170,7 +173,8 @@ class Keeper:
         if error is not None and not self._warned:
             self._warned = True
             logger.warning(
-                "Redis refuses a subscription to %s (%s): if this worker dies, its jobs come back after %g s, not at once",
+                "Redis refuses a subscription to %s (%s): "
+                "if this worker dies, its jobs come back after %g s, not at once",
                 channel,
                 error,
                 self._stale_after,
@@ -254,7 +258,7 @@ class Keeper:
     def _bury(self, link: Link, worker: str, beat: int, *, by_session: bool) -> None:
         total, left = 0, 1
         while left:
-            packed = self._store.bury(worker, beat, by_session=by_session)
+            packed = self._store.bury(worker, beat, by_session=by_session, most=self._most)
             moved, left = self._call(link, packed)
             total += max(0, moved)
         self._suspects.pop(worker, None)

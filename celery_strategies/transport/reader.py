@@ -45,7 +45,7 @@ from celery_strategies.transport.connector import Connector
 from celery_strategies.transport.delays import Delays
 from celery_strategies.transport.drain import Drain
 from celery_strategies.transport.idle import Idle
-from celery_strategies.transport.keeper import LOOP_STALE_AFTER, Keeper
+from celery_strategies.transport.keeper import LOOP_STALE_AFTER, STALE_AFTER, Keeper
 from celery_strategies.transport.patience import Patience
 from celery_strategies.transport.permits import Permits
 from celery_strategies.transport.session import Session
@@ -86,7 +86,8 @@ class Reader:
     *accepts* says which consumed queues become sources; *ranks* orders them; *polling_interval* (seconds) is used
     where client tracking is refused. *policy* says how jobs are sorted by key, with these *caps* (core/policy.py);
     *runs* says whether what was told to ``settler.run_by`` still runs; *delivery_blocks*, that a message is worked on
-    while it is delivered, so that a loop that does not turn meanwhile is no sign of death.
+    while it is delivered, so that a loop that does not turn meanwhile is no sign of death. A message that has outlived
+    *max_deliveries* workers (0: any number) does not come back; *stale_after* is in seconds.
     """
 
     def __init__(
@@ -102,6 +103,8 @@ class Reader:
         caps: Mapping[str, int] | None = None,
         runs: Callable[[Any], bool] = lambda _job: False,
         delivery_blocks: bool = False,
+        max_deliveries: int = 0,
+        stale_after: float = STALE_AFTER,
     ) -> None:
         self.worker = f"{name}-{uuid4().hex[:12]}"
         self.strategy = strategy
@@ -149,7 +152,10 @@ class Reader:
         )
         #: The server's time, in seconds since the epoch, when the messages that are being delivered were taken.
         self.granted_at = 0.0
-        self.upkeep = Upkeep(self.settler, self.patience, self._restore_foreign, self._look)
+        self._max_deliveries, self._stale_after = max_deliveries, stale_after
+        self.upkeep = Upkeep(
+            self.settler, self.patience, self._restore_foreign, self._look, max_deliveries
+        )
         #: What else the worker says of itself in Redis.
         self.about: dict[str, Any] = {"name": name}
         #: Set while a job blocks the loop (solo), which is a sign of life too.
@@ -218,6 +224,8 @@ class Reader:
                 buried=self._buried,
                 entry=self._entry,
                 also=self._renew_permits,
+                stale_after=self._stale_after,
+                most=self._max_deliveries,
             )
             self._keeper.start()
 

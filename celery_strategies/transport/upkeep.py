@@ -34,7 +34,8 @@ _PING = calls.command(calls.pack("PING"))
 class Upkeep:
     """Keep the records of *settler*'s worker fresh and sweep those that nobody refreshes.
 
-    *restore_foreign* puts back messages of stock workers, by tag; *look* says that a take is worth while.
+    *restore_foreign* puts back messages of stock workers, by tag; *look* says that a take is worth while; a message
+    that has outlived *most* workers (0: any number) does not come back.
     """
 
     def __init__(
@@ -43,7 +44,9 @@ class Upkeep:
         patience: Patience,
         restore_foreign: Callable[[list[str], float], int],
         look: Callable[[bool], None],
+        most: int = 0,
     ) -> None:
+        self._most = most
         self._settler = settler
         self._patience = patience
         self._restore_foreign = restore_foreign
@@ -126,7 +129,7 @@ class Upkeep:
         foreign = [tag for tag, place in pairs if place is None]
         if ours:
             session.link.send(
-                session.store.restore(ours, limit=limit, started=True), self._restored
+                session.store.restore(ours, limit=limit, died=True, most=self._most), self._restored
             )
         if foreign:
             try:

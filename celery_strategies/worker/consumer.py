@@ -94,6 +94,8 @@ class StrategyConsumer(MessageConsumer):
             polling_interval=self.strategies_settings.polling_interval,
             policy=self.strategies_settings.policy(),
             caps=self.strategies_settings.max_in_flight,
+            max_deliveries=self.strategies_settings.max_deliveries,
+            stale_after=self.strategies_settings.stale_after,
             # Celery's own truth: a request is reserved until it is ready.
             runs=lambda request: (
                 request in state.reserved_requests or pools.works_on(self.pool, request)

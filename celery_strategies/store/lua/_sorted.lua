@@ -7,6 +7,7 @@
 --   tags:<l>            hash: key -> 'J n w', only while it cannot be told from the finish tag
 --   jobs:<l>:<key>      list, next to run at the right: 'sequence:deliveries:weight:message'
 --   front:<l>:<key>     zset: sequence -> the same, given back
+--   dead                stream: messages that outlived too many workers
 --   running:<key>       set of the tags in flight, where there are caps or groups
 --   unsorted            list: 'level:message', on the way back to the inbox
 --   full                set of '<l>:<key>': keys with jobs that wait for one in flight to end
@@ -362,7 +363,9 @@ end
 
 -- Put a held message back where it was: head of source, level and key, in the order first taken. Returns whether there was
 -- one; else its entry goes only: its job was acknowledged when it started, or Kombu's own recovery may find the record.
-local function give_back(root, unacked, unacked_index, holder, tag, place, started)
+-- `started` is added to its deliveries: 1 if its job had begun, 1001 if its worker died meanwhile. A message that has outlived
+-- `most` workers, if that is not 0, goes where an operator finds it.
+local function give_back(root, unacked, unacked_index, holder, tag, place, started, most)
   local l, number, deliveries, weight, key, suffix = sorted_place(place)
   local list = l
   if not l then
@@ -377,6 +380,13 @@ local function give_back(root, unacked, unacked_index, holder, tag, place, start
   local base = base_of(root, suffix)
   local q = l and open(base)
   deliveries = tonumber(deliveries) + started
+  local deaths = math.floor(deliveries / 1000)
+  if started > 1000 and most > 0 and deaths >= most then
+    call('XADD', base .. 'dead', '*', 'reason', format('%d workers died while they held it', deaths), 'list', list,
+      'key', key or '', 'weight', weight or '', 'worker', sub(holder, #root + 8), 'message', raw)
+    settle(root, unacked, unacked_index, holder, {tag})
+    return true
+  end
   if q then
     put_front(q, l, key, number, format('%.0f:%d:%s:', number, deliveries, weight) .. raw)
   else

@@ -9,7 +9,8 @@
 -- ARGV[1] worker id of the dead
 -- ARGV[2] beat milliseconds: the last beat that the caller saw
 -- ARGV[3] session text: channel of its session, which must be gone; '' = its silence is enough
--- ARGV[4] count number of messages at most
+-- ARGV[4] most number of workers that may die of a message, 0 = any
+-- ARGV[5] count number of messages at most
 -- Returns {messages put back, entries left}; {-1, 0} if the worker lives, or somebody else buried it
 -- Invariant: every message is in its new place before its record goes; a worker that lives is left alone
 call('DEL', KEYS[1])
@@ -19,12 +20,11 @@ if not beat or tonumber(beat) ~= tonumber(ARGV[2])
   return {-1, 0}
 end
 local root, moved, seen = sub(KEYS[1], 1, -8), 0, 0
-local entries = call('HSCAN', KEYS[5], '0', 'COUNT', ARGV[4])[2]
+local entries = call('HSCAN', KEYS[5], '0', 'COUNT', ARGV[5])[2]
 for i = 1, #entries, 2 do
-  if entries[i] ~= '' and seen < tonumber(ARGV[4]) then
+  if entries[i] ~= '' and seen < tonumber(ARGV[5]) then
     seen = seen + 1
-    -- A thousand: its worker died of it, or with it.
-    if give_back(root, KEYS[2], KEYS[3], KEYS[5], entries[i], entries[i + 1], 1001) then
+    if give_back(root, KEYS[2], KEYS[3], KEYS[5], entries[i], entries[i + 1], 1001, tonumber(ARGV[4])) then
       moved = moved + 1
     end
   end

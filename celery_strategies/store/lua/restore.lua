@@ -5,8 +5,9 @@
 -- KEYS[3] unacked_index zset: tag -> seconds
 -- KEYS[4+] items: per message holder hash
 -- ARGV[1] limit seconds: only entries whose score is not above it; '' = whatever the score
--- ARGV[2] started number: 1 counts this as a delivery, 0 says that it never started
--- ARGV[3+] items: per message tag, place
+-- ARGV[2] started number: 1 counts this as a delivery, 0 says that it never started, 1001 that its worker died
+-- ARGV[3] most number of workers that may die of a message, 0 = any
+-- ARGV[4+] items: per message tag, place
 -- Returns number of messages put back
 -- Invariant: the returned set has the message before its record goes; a place that changed is left alone
 call('DEL', KEYS[1])
@@ -14,11 +15,11 @@ local unacked, unacked_index, root = KEYS[2], KEYS[3], sub(KEYS[1], 1, -8)
 local limit, started, moved = ARGV[1], tonumber(ARGV[2]), 0
 for i = 1, #KEYS - 3 do
   local holder = KEYS[3 + i]
-  local tag, place = ARGV[1 + 2 * i], ARGV[2 + 2 * i]
+  local tag, place = ARGV[2 + 2 * i], ARGV[3 + 2 * i]
   local score = call('ZSCORE', unacked_index, tag)
   if call('HGET', holder, tag) == place
       and (limit == '' or (score and tonumber(score) <= tonumber(limit))) then
-    if give_back(root, unacked, unacked_index, holder, tag, place, started) then
+    if give_back(root, unacked, unacked_index, holder, tag, place, started, tonumber(ARGV[3])) then
       moved = moved + 1
     end
   end
