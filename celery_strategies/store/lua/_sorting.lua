@@ -117,8 +117,9 @@ local function new_sort()
       jobs.groups[name], jobs.order[#jobs.order + 1] = group, group
     end
     local retries = q.single and key ~= '' and tonumber(message.headers.retries)
-    group[#group + 1] = {weight, raw, retries and retries > 0}
     jobs.count = jobs.count + 1
+    -- Its place among all that is sorted now: keys are compared by the age of their jobs.
+    group[#group + 1] = {weight, raw, retries and retries > 0, jobs.count}
     return true
   end
 
@@ -127,14 +128,14 @@ local function new_sort()
     local l, key = group.l, group.key
     local elements, first = {}, nil
     for i = 1, #group do
-      local weight, raw, again = unpack(group[i])
-      local element = format('%.0f:0:%s:', sequence + i, weight) .. raw
+      local weight, raw, again, number = unpack(group[i], 1, 4)
+      local element = format('%.0f:0:%s:', sequence + number, weight) .. raw
       if again then
         -- A retry goes before what its group has waiting, or their order would be lost.
-        put_front(q, l, key, sequence + i, element)
+        put_front(q, l, key, sequence + number, element)
       else
         elements[#elements + 1] = element
-        first = first or {sequence + i, weight}
+        first = first or {sequence + number, weight}
       end
     end
     if #elements == 0 then
@@ -227,8 +228,8 @@ local function new_sort()
       local sequence = last - jobs.count - #jobs.later
       for i = 1, #jobs.order do
         append(q, names, jobs.order[i], sequence, worker)
-        sequence = sequence + #jobs.order[i]
       end
+      sequence = sequence + jobs.count
       for i = 1, #jobs.later do
         local list, due, raw = unpack(jobs.later[i])
         call('ZADD', q.base .. 'delayed', int(due), format('%016.0f:%d:', sequence + i, list) .. raw)
