@@ -1,7 +1,8 @@
 """Own the fixtures that every test may use: private servers, workers, a proxy.
 
 REDIS_VERSION (`6.2`, `7.0`, ...) picks the redis-server for the whole run; unset, it is the first
-one found. pytest-celery's own fixtures want Docker; `tests.support.smoke` replaces them where
+one found. FAIR_SHARE=1 switches fair share on in every worker, so that the tests of plain sources also
+run on sorted ones. pytest-celery's own fixtures want Docker; `tests.support.smoke` replaces them where
 they are used, and here its plugin is only loaded, never asked.
 """
 

@@ -51,19 +51,33 @@ def places(
 ) -> dict[str, list[str]]:
     """Return the labels of the jobs in each place where a message of `queue` can be.
 
-    `at_once=False` does without a transaction, which a full Redis refuses.
+    Of jobs that are sorted by key, those without a key. `at_once=False` does without a transaction, which a full
+    Redis refuses.
     """
     keys = keys or Keys()
+    base = keys.base(queue)
     with client.pipeline(transaction=at_once) as pipe:
         for step in range(LISTS):
             pipe.lrange(keys.inbox(queue, step), 0, -1)
+        for level in range(LISTS):
+            pipe.zrange(f"{base}front:{level}:", 0, -1)
+            pipe.lrange(f"{base}jobs:{level}:", 0, -1)
         pipe.zrange(keys.returned(queue), 0, -1)
+        pipe.zrange(keys.delayed(queue), 0, -1)
         pipe.hvals(keys.unacked)
         pipe.xrange(keys.set_aside(queue))
-        *lists, returned, unacked, aside = pipe.execute()
+        *lists, returned, delayed, unacked, aside = pipe.execute()
+    fronts, jobs = lists[LISTS::2], lists[LISTS + 1 :: 2]
+    in_order = [
+        element
+        for front, listed in zip(fronts, jobs, strict=True)
+        for element in [*front, *reversed(listed)]
+    ]
     return {
-        "inbox": [label_of(raw) for step in lists for raw in reversed(step)],
+        "inbox": [label_of(raw) for step in lists[:LISTS] for raw in reversed(step)],
+        "sorted": [label_of(element.split(b":", 3)[3]) for element in in_order],
         "returned": [label_of(member.split(b":", 3)[3]) for member in returned],
+        "delayed": [label_of(member.split(b":", 2)[2]) for member in delayed],
         "unacked": [label_of(record[1 : record.rindex(b',"",')]) for record in unacked],
         "set aside": [label_of(fields[b"message"]) for _, fields in aside],
     }

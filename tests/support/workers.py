@@ -50,8 +50,19 @@ def project_environment(
     stock: bool = False,
     record_url: str | None = None,
 ) -> dict[str, str]:
-    """Return the variables that `tests.support.project` reads."""
-    env = {"TEST_BROKER_URL": broker_url, "TEST_SETTINGS": json.dumps(dict(settings or {}))}
+    """Return the variables that `tests.support.project` reads.
+
+    With FAIR_SHARE=1 in the tests' own environment, every worker that is not stock sorts its queues by
+    key, unless its settings say otherwise.
+    """
+    settings = dict(settings or {})
+    if (
+        os.environ.get("FAIR_SHARE") == "1"
+        and not stock
+        and "strategies_group_mode" not in settings
+    ):
+        settings.setdefault("strategies_fair_share", True)
+    env = {"TEST_BROKER_URL": broker_url, "TEST_SETTINGS": json.dumps(settings)}
     if stock:
         env["STOCK"] = "1"
     if record_url is not None:

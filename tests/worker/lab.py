@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -129,17 +130,40 @@ class Lab:
         wait_until(lambda: not self.unacked(), timeout, "no message is unacked")
 
     def waiting(self, queue: str) -> list[str]:
-        """Return the labels that wait in *queue*, in the order in which they will run."""
+        """Return the labels that wait in *queue* and are due, in the order in which they will run.
+
+        Where jobs are sorted by key: in the order in which they were sorted, as if all had one key.
+        """
         found = []
         for member, score in self.db.zrange(self.keys.returned(queue), 0, -1, withscores=True):
             raw = member.split(b":", 3)[3]
             level = int(score // 2**47)
             found.append((level, 0, len(found), label_of(raw)))
+        for level, sequence, _key, raw in self.sorted_jobs(queue):
+            found.append((level, 1, sequence, label_of(raw)))
         for step in range(10):
             lines: Any = self.db.lrange(self.keys.inbox(queue, step), 0, -1)
             for raw in reversed(lines):
-                found.append((step, 1, len(found), label_of(raw)))
+                found.append((step, 2, len(found), label_of(raw)))
         return [entry[3] for entry in sorted(found)]
+
+    def sorted_jobs(self, queue: str) -> list[tuple[int, int, str, bytes]]:
+        """Return level, sequence, key and message of the jobs of *queue* that are sorted by key."""
+        found = []
+        base = self.keys.base(queue)
+        for kind, read in (("jobs", self.db.lrange), ("front", self.db.zrange)):
+            for name in self.db.scan_iter(match=f"{_escaped(base)}{kind}:*", count=1000):
+                level, key = name.decode().removeprefix(f"{base}{kind}:").split(":", 1)
+                elements: Any = read(name, 0, -1)
+                for element in elements:
+                    sequence, _deliveries, _weight, raw = element.split(b":", 3)
+                    found.append((int(level), int(sequence), key, raw))
+        return sorted(found)
+
+    def delayed(self, queue: str) -> list[str]:
+        """Return the labels that wait in *queue* for their time, in the order in which they are due."""
+        members: Any = self.db.zrange(self.keys.delayed(queue), 0, -1)
+        return [label_of(member.split(b":", 2)[2]) for member in members]
 
     def set_aside(self, queue: str) -> list[dict[str, str]]:
         """Return what was set aside from *queue*."""
@@ -183,6 +207,10 @@ class Lab:
         wait_until(
             lambda: self.control("stats", worker)["strategies"]["held"] == 0, 20, "holds nothing"
         )
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r"([*?\[\]\\])", r"\\\1", text)
 
 
 def cpu_seconds(pid: int) -> float:

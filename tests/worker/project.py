@@ -31,7 +31,7 @@ def task(**options: Any) -> Callable[[Any], Any]:
     return decorate
 
 
-def _wait(gate: str, seconds: float = 60) -> None:
+def wait_for(gate: str, seconds: float = 60) -> None:
     """Wait for a token in *gate*."""
     deadline = time.monotonic() + seconds
     while not recorder.client().lpop(gate):
@@ -44,14 +44,14 @@ def _wait(gate: str, seconds: float = 60) -> None:
 def hold(self: Task, label: str, gate: str = "gate") -> None:
     """Run until the test opens the gate once."""
     with recorder.recorded(self, label):
-        _wait(gate)
+        wait_for(gate)
 
 
 @task(acks_late=True)
 def hold_late(self: Task, label: str, gate: str = "gate") -> None:
     """Like `hold`, acknowledged at the end."""
     with recorder.recorded(self, label):
-        _wait(gate)
+        wait_for(gate)
 
 
 @task(acks_late=True)
@@ -64,7 +64,7 @@ def record_late(self: Task, label: str) -> None:
 def hold_result(self: Task, label: str, gate: str = "gate") -> str:
     """Like `hold`, with a result."""
     with recorder.recorded(self, label):
-        _wait(gate)
+        wait_for(gate)
     return label
 
 
@@ -83,8 +83,13 @@ def gather(self: Task, results: list[Any], label: str = "gather") -> list[Any]:
 
 
 @task(max_retries=1, acks_late=True)
-def outcome(self: Task, how: str) -> str:  # noqa: C901  # one branch for each way to end
+def outcome(self: Task, how: str) -> str:
     """End in the way that *how* names."""
+    return end(self, how)
+
+
+def end(self: Task, how: str) -> str:  # noqa: C901  # one branch for each way to end
+    """End the running task in the way that *how* names."""
     recorder.write(self, how, "start")
     first = recorder.count(self) == 1
     if how == "error":

@@ -147,10 +147,10 @@ from tests.worker.project import *
 @task(acks_late=True, ignore_result=False)
 def hold_late_result(self, label):
     with recorder.recorded(self, label):
-        _wait("gate")
+        wait_for("gate")
     return label
 
-from tests.worker.project import _wait
+from tests.worker.project import wait_for
 """
 
 

@@ -1,0 +1,44 @@
+"""The project of the fair share tests: that of the worker tests, and tasks of their own."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+
+from celery import Task
+
+from tests.worker.project import app, end, recorder, task, wait_for
+
+__all__ = ["app"]
+
+
+@task()
+def nap(self: Task, label: str, seconds: float = 0.05) -> None:
+    """Take up to *seconds*."""
+    with recorder.recorded(self, label):
+        time.sleep(random.uniform(0, seconds))
+
+
+@task(max_retries=1)
+def again(self: Task, label: str, countdown: float = 0) -> None:
+    """Fail the first time, and retry after *countdown* seconds."""
+    with recorder.recorded(self, label):
+        if not self.request.retries:
+            raise self.retry(countdown=countdown)
+
+
+@task(max_retries=1)
+def outcome_early(self: Task, how: str) -> str:
+    """As `outcome`, acknowledged when it starts."""
+    return end(self, how)
+
+
+@task()
+def deaf(self: Task, label: str) -> None:
+    """Go on after SIGTERM, as a job does that cleans up, until the test opens the gate."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    recorder.write(self, label, "start")
+    wait_for("gate")
+    os.kill(os.getpid(), signal.SIGKILL)
