@@ -13,6 +13,7 @@ from typing import Any
 
 from redis.exceptions import NoScriptError
 
+from celery_strategies.core.tags import check_weight
 from celery_strategies.store import scripts
 from celery_strategies.store.keys import Keys
 from celery_strategies.store.scripts import Script
@@ -43,6 +44,10 @@ def unsort_queue(client: Any, keys: Keys, queue: str) -> int:
     for _ in range(0, int(client.zcard(keys.in_line(queue))), TAKE_LIMIT):
         run(client, scripts.DISPERSE, in_line, TAKE_LIMIT)
     gathering = [keys.scratch, keys.policy(queue), keys.unsorted(queue)]
+    strays = list(_lists_of_jobs(client, keys, queue))
+    for start in range(0, len(strays), TAKE_LIMIT):
+        # Where an index was lost, nothing but these names says that there are jobs.
+        run(client, scripts.GATHER, gathering, TAKE_LIMIT, *strays[start : start + TAKE_LIMIT])
     while run(client, scripts.GATHER, gathering, TAKE_LIMIT) >= 0:
         pass
     total = 0
@@ -59,6 +64,14 @@ def _unsorting(client: Any, keys: Keys, queue: str) -> Iterator[int]:
         yield moved
 
 
+def _lists_of_jobs(client: Any, keys: Keys, queue: str) -> Iterator[bytes]:
+    """Return ``level:key`` of every list of sorted jobs. Walks the key space with ``SCAN``."""
+    for kind, name in (("LIST", "jobs:"), ("ZSET", "front:")):
+        start = f"{keys.base(queue)}{name}"
+        found = client.scan_iter(match=f"{_escaped(start)}*", count=1000, _type=kind)
+        yield from (key[len(start.encode()) :] for key in found)
+
+
 def purge_sorted(client: Any, keys: Keys, queue: str) -> int:
     """Remove the sorted jobs of *queue*; returns how many there were."""
     total, more = 0, 1
@@ -71,17 +84,21 @@ def purge_sorted(client: Any, keys: Keys, queue: str) -> int:
 def set_weight(client: Any, keys: Keys, queue: str, key: str, weight: float | None) -> bool:
     """Have the jobs of *key* served with *weight*, those that wait too; None: with their own again.
 
-    Returns False if the queue's jobs are not sorted.
+    Returns False if the queue's jobs are not sorted. Raises ValueError for what cannot be a weight.
     """
-    value = "" if weight is None else repr(float(weight))
+    value = "" if weight is None else repr(float(check_weight(weight)))
     return _steer(client, keys, queue, "weights", f"!k{key}", value)
 
 
 def set_cap(client: Any, keys: Keys, queue: str, key: str, cap: int | None) -> bool:
     """Let *cap* jobs of *key* ("*": of every key without a cap of its own) be in flight; None: as the settings say.
 
-    Returns False if the queue's jobs are not sorted.
+    Returns False if the queue's jobs are not sorted. Raises ValueError for a cap below 1, and for jobs without a key.
     """
+    if not key:
+        raise ValueError("jobs without a key have no cap")
+    if cap is not None and cap < 1:
+        raise ValueError(f"a cap must be 1 or more, not {cap!r}")
     field = "!*" if key == "*" else f"!k{key}"
     return _steer(client, keys, queue, "caps", field, "" if cap is None else str(cap))
 

@@ -164,7 +164,12 @@ STEER = load(
     argv=("what", "field", "value", "cursor"),
     helpers=_SORTED,
 )
-GATHER = load("gather", keys=("scratch", "policy", "unsorted"), argv=("count",), helpers=_SORTING)
+GATHER = load(
+    "gather",
+    keys=("scratch", "policy", "unsorted"),
+    argv=("count", "strays"),
+    helpers=_SORTING,
+)
 PURGE = load("purge", keys=("scratch", "policy"), argv=("count",), helpers=_SORTED)
 JOIN = load("join", keys=("scratch", "holder"), argv=("session", "ttl"))
 LEAVE = load("leave", keys=("holder", "alive", "entry"), argv=("worker",))

@@ -1,8 +1,8 @@
 -- Sorted state of a queue: one list of jobs for each key and level, and an index of the keys that may run now.
 -- Defines locals only. Every structure of one queue hangs under `base` ('…strategies:{queue}:'):
 --   policy  hash: order, single, key, weight (header names), caps, weights ('1' = there are some), next: as below
---   state   hash: v<l> virtual time, r<l> jobs that may run now, t jobs sorted, f keys that are full, b given-back jobs,
---           s<l> what an index in the middle of a rebase is still to lose
+--   state   hash: v<l> virtual time, r<l> jobs that may run now, t jobs sorted, b given-back jobs,
+--           s<l> what an index in the middle of a rebase is still to lose (below zero: it is about to be renamed)
 --   index:<l>, old:<l>  zset: finish tag -> '0' or '!', 16 digits of the head's sequence, key
 --   tags:<l>            hash: key -> 'J n w', only while it cannot be told from the finish tag
 --   jobs:<l>:<key>      list, next to run at the right: 'sequence:deliveries:weight:message'
@@ -14,39 +14,31 @@
 --   caps                hash: 'k' .. key or '*' -> number, as configured; the same after '!', as changed while running
 --   weights             hash: '!k' .. key -> number, as changed while running
 --   ready               string: there iff a sorted job may run now
+--
+-- A script may be stopped between any two calls. So counters rise before what they count comes, and fall after it went; a key
+-- is in the index, or full, before it has a job, and leaves after its last one. What is too high, or in the index for
+-- nothing, is put right by whoever meets it (pick, mend); what is too low would hide jobs.
 local REBASE_AT = 1073741824
-local opened, bases = {}, {}
+-- For `b`, when nobody knows how many were given back.
+local MANY = 1099511627776
+local opened, ruined, bases = {}, {}, {}
 -- Names of the fields of `state` that there is one of for each level.
 local R = {[0] = 'r0', 'r1', 'r2', 'r3', 'r4', 'r5', 'r6', 'r7', 'r8', 'r9'}
 local V = {[0] = 'v0', 'v1', 'v2', 'v3', 'v4', 'v5', 'v6', 'v7', 'v8', 'v9'}
 local S = {[0] = 's0', 's1', 's2', 's3', 's4', 's5', 's6', 's7', 's8', 's9'}
 
-local function open(base)
-  local q = opened[base]
-  if q ~= nil then
-    return q
+-- Call a command on a key that somebody may have overwritten: one of a wrong type has nothing of ours. Returns nil and the
+-- error then; any other error ends the script as ever.
+local function soft(...)
+  local fine, answer = pcall(call, ...)
+  if fine then
+    return answer
   end
-  local policy = call('HMGET', base .. 'policy', 'order', 'single', 'key', 'weight', 'caps', 'weights', 'rebase')
-  if not policy[1] then
-    opened[base] = false
-    return false
+  local text = type(answer) == 'table' and answer.err or tostring(answer)
+  if find(text, 'WRONGTYPE', 1, true) then
+    return nil, text
   end
-  q = {
-    base = base, order = policy[1], single = policy[2] == '1', key_header = policy[3], weight_header = policy[4],
-    caps = policy[5] == '1', weights = policy[6] == '1', rebase = tonumber(policy[7]) or REBASE_AT,
-    state = {}, dirty = {}, levels = {}, in_flight = {}, sound = {}, notes = {}, aside = {}, before = 0, ready = 0,
-  }
-  local fields = call('HGETALL', base .. 'state')
-  for i = 1, #fields, 2 do
-    local value = tonumber(fields[i + 1])
-    q.state[fields[i]] = value
-    if byte(fields[i]) == 114 then
-      q.ready = q.ready + value
-    end
-  end
-  q.before = q.ready
-  opened[base] = q
-  return q
+  error(answer, 0)
 end
 
 local function get(q, name)
@@ -69,7 +61,97 @@ local function add_ready(q, l, value)
   put(q, R[l], before + value)
 end
 
--- Write what changed; say that jobs are ready, or no more. The last thing a script does to a queue.
+-- Note what is wrong with a key of ours; the first is told.
+local function odd(q, name, failure)
+  if failure then
+    q.broken = q.broken or name .. ': ' .. failure
+  end
+end
+
+-- Nothing may run, say the counters. Where there is an index all the same, the state was removed or evicted: begin it anew.
+local function mend(q)
+  local names = {}
+  for l = 0, 9 do
+    names[2 * l + 1], names[2 * l + 2] = q.base .. 'index:' .. l, q.base .. 'old:' .. l
+  end
+  if call('EXISTS', unpack(names)) == 0 then
+    return
+  end
+  for l = 0, 9 do
+    local index, old = names[2 * l + 1], names[2 * l + 2]
+    local waiting = soft('ZCARD', old) or 0
+    if waiting > 0 and get(q, S[l]) == 0 then
+      put(q, S[l], math.max(1, tonumber(call('ZRANGE', old, 0, 0, 'WITHSCORES')[2])))
+    end
+    local edge = soft(q.order == 'turn' and 'ZREVRANGE' or 'ZRANGE', index, 0, 0, 'WITHSCORES') or {}
+    if edge[2] then
+      waiting = waiting + call('ZCARD', index)
+      if get(q, V[l]) == 0 and (q.order == 'fair' or q.order == 'turn') then
+        put(q, V[l], math.max(0, tonumber(edge[2])))
+      end
+    end
+    add_ready(q, l, waiting)
+  end
+  put(q, 't', math.max(get(q, 't'), q.ready))
+  put(q, 'b', math.max(get(q, 'b'), MANY))
+end
+
+-- The sorted state at `base`; false if there is none, or if it is `ruined`.
+local function open(base)
+  local q = opened[base]
+  if q ~= nil then
+    return q
+  end
+  opened[base] = false
+  local policy, failure = soft('HMGET', base .. 'policy', 'order', 'single', 'key', 'weight', 'caps', 'weights', 'rebase')
+  local fields, full = nil, nil
+  if policy and policy[1] then
+    fields, failure = soft('HGETALL', base .. 'state')
+    if fields then
+      full, failure = soft('SCARD', base .. 'full')
+    end
+    if full and policy[5] == '1' then
+      local _
+      _, failure = soft('HLEN', base .. 'caps')
+    end
+  end
+  if failure then
+    ruined[base] = failure
+    return false
+  elseif not full then
+    return false
+  end
+  q = {
+    base = base, order = policy[1], single = policy[2] == '1', key_header = policy[3], weight_header = policy[4],
+    caps = policy[5] == '1', weights = policy[6] == '1', rebase = tonumber(policy[7]) or REBASE_AT,
+    state = {}, dirty = {}, levels = {}, in_flight = {}, uncounted = {}, sound = {}, notes = {}, aside = {},
+    before = 0, ready = 0, full = full, stopped = {}, fewer = 0,
+  }
+  for i = 1, #fields, 2 do
+    local value = tonumber(fields[i + 1]) or 0
+    q.state[fields[i]] = value
+    if byte(fields[i]) == 114 then
+      q.ready = q.ready + value
+    end
+  end
+  for l = 0, 9 do
+    local shift = get(q, S[l])
+    if shift < 0 then
+      -- Stopped in the middle of a rebase: the index was renamed, or it was not.
+      local renamed = call('EXISTS', base .. 'old:' .. l) == 1
+      put(q, S[l], renamed and -shift or 0)
+      put(q, V[l], renamed and 0 or get(q, V[l]))
+    end
+  end
+  q.before = q.ready
+  if q.ready <= 0 then
+    mend(q)
+  end
+  opened[base] = q
+  return q
+end
+
+-- Write what changed; say that jobs are ready, or no more.
 local function save(q)
   local set, gone = {}, {}
   for name in pairs(q.dirty) do
@@ -96,6 +178,7 @@ local function save(q)
   q.before = after
 end
 
+-- The last thing a script does to its queues.
 local function save_all()
   for _, q in pairs(opened) do
     if q then
@@ -124,7 +207,11 @@ local function is_full(q, key)
   end
   local number = q.in_flight[key]
   if not number then
-    number = call('SCARD', q.base .. 'running:' .. key)
+    local failure
+    number, failure = soft('SCARD', q.base .. 'running:' .. key)
+    odd(q, 'running:' .. key, failure)
+    -- `uncounted`: it is not full, but it must not run either.
+    number, q.uncounted[key] = number or 0, failure
     q.in_flight[key] = number
   end
   return number >= cap
@@ -134,7 +221,12 @@ local function weight_of(q, key, own)
   if q.order == 'turn' or q.order == 'age' then
     return 1
   end
-  local over = q.weights and call('HGET', q.base .. 'weights', '!k' .. key)
+  local over = nil
+  if q.weights then
+    local failure
+    over, failure = soft('HGET', q.base .. 'weights', '!k' .. key)
+    odd(q, 'weights', failure)
+  end
   return tonumber(over or own) or 1
 end
 
@@ -181,13 +273,13 @@ end
 -- Which job of a key goes next: sequence, weight, whether it was given back; nil if there is none.
 local function head_of(q, l, key)
   if get(q, 'b') > 0 then
-    local first = call('ZRANGE', front_key(q, l, key), 0, 0)[1]
+    local first = (soft('ZRANGE', front_key(q, l, key), 0, 0) or {})[1]
     if first then
       local sequence, _, weight = parse(first)
       return sequence, weight, true
     end
   end
-  local last = call('LINDEX', jobs_key(q, l, key), -1)
+  local last = soft('LINDEX', jobs_key(q, l, key), -1)
   if last then
     local sequence, _, weight = parse(last)
     return sequence, weight, false
@@ -196,80 +288,111 @@ local function head_of(q, l, key)
 end
 
 local function count_of(q, l, key)
-  local number = call('LLEN', jobs_key(q, l, key))
+  local number = soft('LLEN', jobs_key(q, l, key)) or 0
   if get(q, 'b') > 0 then
-    number = number + call('ZCARD', front_key(q, l, key))
+    number = number + (soft('ZCARD', front_key(q, l, key)) or 0)
   end
   return number
 end
 
-local function enter(q, l, key, front, sequence, weight)
-  local tag = entering(q, l, front, sequence, weight_of(q, key, weight))
-  call('ZADD', q.base .. 'index:' .. l, format('%.17g', tag), member_of(front, sequence, key))
+-- Whether a key's next job stands in the index of its level, or will after a rebase.
+local function is_indexed(q, l, key, front, sequence)
+  local member = member_of(front, sequence, key)
+  return soft('ZSCORE', q.base .. 'index:' .. l, member)
+    or get(q, S[l]) > 0 and soft('ZSCORE', q.base .. 'old:' .. l, member) or nil
+end
+
+-- Put a key into the index, by `tag` or as one that comes; false if there can be none.
+local function enter(q, l, key, front, sequence, weight, tag)
+  tag = tag or entering(q, l, front, sequence, weight_of(q, key, weight))
+  local done, failure = soft('ZADD', q.base .. 'index:' .. l, format('%.17g', tag), member_of(front, sequence, key))
+  odd(q, 'index:' .. l, failure)
+  return done ~= nil
 end
 
 local function leave_index(q, l, key, front, sequence)
   local member = member_of(front, sequence, key)
-  if call('ZREM', q.base .. 'index:' .. l, member) == 0 and get(q, S[l]) > 0 then
-    call('ZREM', q.base .. 'old:' .. l, member)
+  if (soft('ZREM', q.base .. 'index:' .. l, member) or 0) == 0 and get(q, S[l]) > 0 then
+    soft('ZREM', q.base .. 'old:' .. l, member)
   end
-  call('HDEL', q.base .. 'tags:' .. l, key)
+  soft('HDEL', q.base .. 'tags:' .. l, key)
 end
 
 -- Note that a key of a level is full, and that its jobs cannot run now.
 local function block(q, l, key)
   if call('SADD', q.base .. 'full', l .. ':' .. key) == 1 then
-    add(q, 'f', 1)
+    q.full = q.full + 1
     add_ready(q, l, -count_of(q, l, key))
   end
 end
 
 -- Let a key that was full run again, on every level where it has jobs.
 local function unblock(q, key)
-  if get(q, 'f') == 0 or is_full(q, key) then
+  if q.full == 0 or is_full(q, key) then
     return
   end
+  local names = {}
   for l = 0, 9 do
-    if call('SREM', q.base .. 'full', l .. ':' .. key) == 1 then
-      add(q, 'f', -1)
+    names[l + 1] = l .. ':' .. key
+  end
+  local blocked = call('SMISMEMBER', q.base .. 'full', unpack(names))
+  for l = 0, 9 do
+    if blocked[l + 1] == 1 then
       local sequence, weight, front = head_of(q, l, key)
+      local entered = true
       if sequence then
-        enter(q, l, key, front, sequence, weight)
         add_ready(q, l, count_of(q, l, key))
+        save(q)
+        entered = enter(q, l, key, front, sequence, weight)
+      end
+      if entered then
+        call('SREM', q.base .. 'full', names[l + 1])
+        q.full = q.full - 1
       end
     end
   end
 end
 
--- Put a given-back job before everything newer of its key.
+-- Put a given-back job before everything newer of its key; false if that is impossible.
 local function put_front(q, l, key, sequence, element)
-  local blocked = get(q, 'f') > 0 and call('SISMEMBER', q.base .. 'full', l .. ':' .. key) == 1
+  local name, entry = front_key(q, l, key), l .. ':' .. key
+  local there, failure = soft('ZSCORE', name, element)
+  odd(q, 'front:' .. entry, failure)
+  if there then
+    return true
+  elseif not failure then
+    local _
+    _, failure = soft('ZCARD', q.base .. 'index:' .. l)
+    odd(q, 'index:' .. l, failure)
+  end
+  if failure then
+    return false
+  end
+  local blocked = q.full > 0 and call('SISMEMBER', q.base .. 'full', entry) == 1
   local head, _, front = nil, nil, nil
   if not blocked then
     head, _, front = head_of(q, l, key)
   end
-  if call('ZADD', front_key(q, l, key), int(sequence), element) == 0 then
-    return
-  end
+  local full = not blocked and not head and is_full(q, key)
+  local first = not blocked and not full and not (head and front and head < sequence)
   add(q, 'b', 1)
   add(q, 't', 1)
-  if blocked then
-    return
+  if not blocked and not full then
+    add_ready(q, l, 1)
   end
-  if not head and is_full(q, key) then
-    call('SADD', q.base .. 'full', l .. ':' .. key)
-    add(q, 'f', 1)
-    return
-  end
-  add_ready(q, l, 1)
-  if head and not (front and head < sequence) then
-    leave_index(q, l, key, front, head)
-    head = nil
-  end
-  if not head then
+  save(q)
+  if full then
+    call('SADD', q.base .. 'full', entry)
+    q.full = q.full + 1
+  elseif first then
     local _, _, weight = parse(element)
     enter(q, l, key, true, sequence, weight)
   end
+  call('ZADD', name, int(sequence), element)
+  if first and head then
+    leave_index(q, l, key, front, head)
+  end
+  return true
 end
 
 -- Parts of the holder entry of a job that was sorted: level, sequence, deliveries, weight, key, suffix.
@@ -282,12 +405,19 @@ local function sorted_place(place)
   return tonumber(l), tonumber(sequence), tonumber(deliveries), weight, sub(place, stop + 1, last), sub(place, last + 1)
 end
 
--- The base of the queue that a record's suffix names.
+-- The base of the queue that a record's suffix names; nil if it names none.
 local function base_of(root, suffix)
   local base = bases[suffix]
   if not base then
     -- ',"","name"]'
-    local name = find(suffix, '\\', 1, true) and cjson.decode('[0' .. suffix)[3] or sub(suffix, 6, -3)
+    local name = sub(suffix, 6, -3)
+    if find(suffix, '\\', 1, true) then
+      local fine, parts = pcall(cjson.decode, '[0' .. suffix)
+      name = fine and type(parts) == 'table' and parts[3]
+      if type(name) ~= 'string' then
+        return nil
+      end
+    end
     base = root .. '{' .. name .. '}:'
     bases[suffix] = base
   end
@@ -301,14 +431,14 @@ local function release(root, tag, place)
     return
   end
   local base = base_of(root, suffix)
-  if call('SREM', base .. 'running:' .. key, tag) == 1 then
-    local q = open(base)
-    if q then
-      if q.in_flight[key] then
-        q.in_flight[key] = q.in_flight[key] - 1
-      end
-      unblock(q, key)
+  local removed = base and soft('SREM', base .. 'running:' .. key, tag) == 1
+  local q = base and open(base)
+  if q then
+    if removed and q.in_flight[key] then
+      q.in_flight[key] = q.in_flight[key] - 1
     end
+    -- Also if it was not there: a script may have been stopped between the two.
+    unblock(q, key)
   end
 end
 
@@ -323,7 +453,7 @@ local function settle(root, unacked, unacked_index, holder, tags, keep)
   local acked, ended, sorted, lost = {}, {}, {}, {}
   for i = 1, #tags do
     local tag, kind = tags[i], byte(tags[i])
-    if kind <= 3 then
+    if kind and kind <= 3 then
       tag = sub(tag, 2)
     end
     if kind ~= 2 then
@@ -356,6 +486,7 @@ local function settle(root, unacked, unacked_index, holder, tags, keep)
   end
   if #ended > 0 then
     give_up(root, holder, ended, keep)
+    -- The last: while it is there, all this will be said again.
     call('HDEL', holder, unpack(ended))
   end
   return lost
@@ -372,12 +503,12 @@ local function give_back(root, unacked, unacked_index, holder, tag, place, start
     local _
     _, _, list, number, deliveries, suffix = find(place, '^(%d+):(%d+):(%d+):(.*)$')
   end
-  local raw = suffix and raw_of(unacked, unacked_index, tag, suffix)
+  local base = suffix and base_of(root, suffix)
+  local raw = base and raw_of(unacked, unacked_index, tag, suffix)
   if not raw then
     settle(root, unacked, unacked_index, holder, {'\2' .. tag})
     return false
   end
-  local base = base_of(root, suffix)
   local q = l and open(base)
   deliveries = tonumber(deliveries) + started
   local deaths = math.floor(deliveries / 1000)
@@ -387,9 +518,7 @@ local function give_back(root, unacked, unacked_index, holder, tag, place, start
     settle(root, unacked, unacked_index, holder, {tag})
     return true
   end
-  if q then
-    put_front(q, l, key, number, format('%.0f:%d:%s:', number, deliveries, weight) .. raw)
-  else
+  if not q or not put_front(q, l, key, number, format('%.0f:%d:%s:', number, deliveries, weight) .. raw) then
     local member = format('%d:%.0f:%d:', list, number, deliveries) .. raw
     call('ZADD', base .. 'returned', int(tonumber(list) * BAND + tonumber(number)), member)
   end

@@ -4,35 +4,45 @@ local function new_sort()
   -- Messages read from a list at once while sorting: a few, since nobody knows how large they are.
   local CHUNK = 8
 
-  -- Milliseconds since the epoch that an ISO 8601 time with an offset means; nil for any other text.
+  -- Milliseconds since the epoch that an ISO 8601 time with an offset means, never too early; nil for any other text.
   local function milliseconds(text)
     local year, month, day, hour, minute, second, rest = string.match(
       text, '^(%d%d%d%d)%-(%d%d)%-(%d%d)[T ](%d%d):(%d%d):(%d%d)(.*)$')
     if not year then
       return nil
     end
-    local fraction, zone = string.match(rest, '^(%.%d+)(.*)$')
+    local fraction, zone = string.match(rest, '^%.(%d+)(.*)$')
     zone = zone or rest
     local sign, zone_hour, zone_minute = string.match(zone, '^([+-])(%d%d):?(%d%d)$')
     local offset = 0
     if sign then
-      offset = (tonumber(zone_hour) * 60 + tonumber(zone_minute)) * (sign == '+' and 60 or -60)
+      zone_hour, zone_minute = tonumber(zone_hour), tonumber(zone_minute)
+      if zone_hour > 23 or zone_minute > 59 then
+        return nil
+      end
+      offset = (zone_hour * 60 + zone_minute) * (sign == '+' and 60 or -60)
     elseif zone ~= 'Z' then
       return nil
     end
-    local before = {0, 31, 59, 90, 120, 151, 181, 212, 243, 273, 304, 334}
-    year, month = tonumber(year), tonumber(month)
-    if not before[month] then
+    local last_days = {31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31}
+    year, month, day = tonumber(year), tonumber(month), tonumber(day)
+    hour, minute, second = tonumber(hour), tonumber(minute), tonumber(second)
+    local leap = year % 4 == 0 and (year % 100 ~= 0 or year % 400 == 0)
+    local last = month == 2 and leap and 29 or last_days[month]
+    if not last or day < 1 or day > last or year < 1 or hour > 23 or minute > 59 or second > 59 then
       return nil
     end
     local past = year - 1
-    local days = past * 365 + math.floor(past / 4) - math.floor(past / 100) + math.floor(past / 400)
-    if month > 2 and year % 4 == 0 and (year % 100 ~= 0 or year % 400 == 0) then
-      days = days + 1
+    local days = past * 365 + math.floor(past / 4) - math.floor(past / 100) + math.floor(past / 400) + day - 1 - 719162
+    for earlier = 1, month - 1 do
+      days = days + (earlier == 2 and leap and 29 or last_days[earlier])
     end
-    days = days + before[month] + tonumber(day) - 1 - 719162
-    local seconds = days * 86400 + tonumber(hour) * 3600 + tonumber(minute) * 60 + tonumber(second) - offset
-    return seconds * 1000 + math.floor(tonumber(fraction or '0') * 1000)
+    local seconds = days * 86400 + hour * 3600 + minute * 60 + second - offset
+    if not fraction then
+      return seconds * 1000
+    end
+    local beyond = find(fraction, '[1-9]', 4) and 1 or 0
+    return seconds * 1000 + tonumber(sub(fraction .. '00', 1, 3)) + beyond
   end
 
   -- The key ('' = none) and the weight ('' = 1) in a message's headers, and what was wrong with them, if anything was.
@@ -41,7 +51,8 @@ local function new_sort()
     if key == nil or key == cjson.null then
       key = ''
     elseif type(key) == 'number' and key == math.floor(key) and math.abs(key) < 1e15 then
-      key = int(key)
+      -- Zero has a sign in JSON.
+      key = int(key + 0)
     elseif type(key) ~= 'string' or key == '' or #key > 512 or find(key, '\0', 1, true) then
       -- A larger integer has lost digits in cjson, which makes two tenants one.
       wrong = q.key_header .. ' is no key: ' .. (type(key) == 'string' and sub(key, 1, 40) or type(key))
@@ -70,9 +81,9 @@ local function new_sort()
 
   -- Set a message aside that nobody can run; false if that is impossible, which leaves it where it is.
   local function put_aside(q, names, worker, list, reason, raw)
-    local id = try('XADD', names.set_aside, '*', 'reason', reason, 'list', list, 'worker', worker, 'message', raw)
-    if type(id) == 'table' then
-      q.broken = id.err
+    local id, failure = soft('XADD', names.set_aside, '*', 'reason', reason, 'list', list, 'worker', worker, 'message', raw)
+    if not id then
+      odd(q, 'set_aside', failure)
       return false
     end
     local m = #q.aside
@@ -80,19 +91,32 @@ local function new_sort()
     return true
   end
 
-  -- Whether the keys that a new job of a level goes to have the types they should have; a script must not stop between
-  -- its writes.
+  -- Whether the keys that a new job of a level goes to have the types they should have.
   local function sound(q, l)
     if q.sound[l] == nil then
-      for _, probe in ipairs({{'ZCARD', 'index:' .. l}, {'HLEN', 'tags:' .. l}, {'SCARD', 'full'}, {'ZCARD', 'delayed'}}) do
-        local answer = try(probe[1], q.base .. probe[2])
-        if type(answer) == 'table' then
-          q.broken = probe[2] .. ': ' .. answer.err
-        end
-      end
-      q.sound[l] = not q.broken
+      local _, index = soft('ZCARD', q.base .. 'index:' .. l)
+      local _, delayed = soft('ZCARD', q.base .. 'delayed')
+      odd(q, 'index:' .. l, index)
+      odd(q, 'delayed', delayed)
+      q.sound[l] = not index and not delayed
     end
     return q.sound[l]
+  end
+
+  -- What new jobs of one key on one level come to, made at the first of them.
+  local function group_of(q, jobs, l, key)
+    local name = l .. ':' .. key
+    local group = jobs.groups[name]
+    if not group then
+      group = {l = l, key = key, elements = {}}
+      jobs.groups[name], jobs.order[#jobs.order + 1] = group, group
+      group.length, group.failure = soft('LLEN', jobs_key(q, l, key))
+      if group.length and (get(q, 'b') > 0 or q.single) then
+        group.fronts, group.failure = soft('ZCARD', front_key(q, l, key))
+      end
+      odd(q, 'the jobs of ' .. key, group.failure)
+    end
+    return group
   end
 
   -- Put a new job where it belongs: with the group of its key in `jobs`, or among those that are not due yet. False if it
@@ -102,78 +126,96 @@ local function new_sort()
     if reason then
       return put_aside(q, names, worker, list, reason, raw)
     end
+    jobs.sequence = jobs.sequence + 1
     local eta = message.headers.eta
     local due = type(eta) == 'string' and milliseconds(eta)
     if due and due > now then
-      jobs.later[#jobs.later + 1] = {list, due, raw}
+      call('ZADD', q.base .. 'delayed', int(due), format('%016.0f:%d:', jobs.sequence, list) .. raw)
       return true
     end
     local key, weight, wrong = tag_of(q, message)
     note(q, wrong)
-    local name = l .. ':' .. key
-    local group = jobs.groups[name]
-    if not group then
-      group = {l = l, key = key}
-      jobs.groups[name], jobs.order[#jobs.order + 1] = group, group
+    local group = group_of(q, jobs, l, key)
+    if group.failure then
+      return put_aside(q, names, worker, list, 'the jobs of its key cannot be read', raw)
     end
+    local element = format('%.0f:0:%s:', jobs.sequence, weight) .. raw
     local retries = q.single and key ~= '' and tonumber(message.headers.retries)
-    jobs.count = jobs.count + 1
-    -- Its place among all that is sorted now: keys are compared by the age of their jobs.
-    group[#group + 1] = {weight, raw, retries and retries > 0, jobs.count}
+    if retries and retries > 0 then
+      -- A retry goes before what its group has waiting, or their order would be lost.
+      group.again = group.again or {}
+      group.again[#group.again + 1] = {jobs.sequence, element}
+    else
+      group.elements[#group.elements + 1] = element
+      group.first, group.weight = group.first or jobs.sequence, group.weight or weight
+    end
     return true
   end
 
-  -- Add the sorted jobs of one key, oldest first.
-  local function append(q, names, group, sequence, worker)
-    local l, key = group.l, group.key
-    local elements, first = {}, nil
-    for i = 1, #group do
-      local weight, raw, again, number = unpack(group[i], 1, 4)
-      local element = format('%.0f:0:%s:', sequence + number, weight) .. raw
-      if again then
-        -- A retry goes before what its group has waiting, or their order would be lost.
-        put_front(q, l, key, sequence + number, element)
-      else
-        elements[#elements + 1] = element
-        first = first or {sequence + number, weight}
+  -- Add the sorted jobs of all keys, oldest first.
+  local function append(q, jobs)
+    for i = 1, #jobs.order do
+      local group = jobs.order[i]
+      local l, key, number = group.l, group.key, #group.elements
+      for j = 1, #(group.again or {}) do
+        put_front(q, l, key, group.again[j][1], group.again[j][2])
+        group.fronts = (group.fronts or 0) + 1
+      end
+      if number > 0 then
+        local active = group.length > 0 or (group.fronts or 0) > 0
+        group.blocked = active and q.full > 0 and call('SISMEMBER', q.base .. 'full', l .. ':' .. key) == 1
+        group.full = not active and is_full(q, key)
+        group.enters = not active and not group.full
+        if active and not group.blocked then
+          local head, weight, front = head_of(q, l, key)
+          if head and not is_indexed(q, l, key, front, head) then
+            -- Its index was removed or evicted.
+            add_ready(q, l, group.length + (group.fronts or 0))
+            group.enters, group.first, group.weight, group.front = true, head, weight, front
+          end
+        end
+        add(q, 't', number)
+        if not group.blocked and not group.full then
+          add_ready(q, l, number)
+        end
       end
     end
-    if #elements == 0 then
-      return
-    end
-    local length = try('LPUSH', jobs_key(q, l, key), unpack(elements))
-    if type(length) == 'table' then
-      for i = 1, #group do
-        put_aside(q, names, worker, l, 'the list of its key is none', group[i][2])
+    save(q)
+    for i = 1, #jobs.order do
+      local group = jobs.order[i]
+      local l, key = group.l, group.key
+      if group.full then
+        if call('SADD', q.base .. 'full', l .. ':' .. key) == 1 then
+          q.full = q.full + 1
+        end
+      elseif group.enters then
+        enter(q, l, key, group.front, group.first, group.weight)
       end
-      return
-    end
-    add(q, 't', #elements)
-    local active = length > #elements or get(q, 'b') > 0 and call('EXISTS', front_key(q, l, key)) == 1
-    if active then
-      if get(q, 'f') == 0 or call('SISMEMBER', q.base .. 'full', l .. ':' .. key) == 0 then
-        add_ready(q, l, #elements)
+      if #group.elements > 0 then
+        call('LPUSH', jobs_key(q, l, key), unpack(group.elements))
       end
-    elseif is_full(q, key) then
-      call('SADD', q.base .. 'full', l .. ':' .. key)
-      add(q, 'f', 1)
-    else
-      enter(q, l, key, false, first[1], first[2])
-      add_ready(q, l, #elements)
     end
   end
 
-  -- Sort up to `budget.messages` messages or `budget.bytes` bytes of a queue's inbox, and what others gave back unsorted.
-  -- `inbox` names the lists, `numbers` their list numbers, `lengths` their lengths, which it lowers. Every message is in its
-  -- new place before it leaves the old one. Returns the number of messages left.
-  local function sort(q, names, inbox, numbers, lengths, levels, budget, now, worker)
-    local jobs = {groups = {}, order = {}, later = {}, count = 0}
-    local trims, left = {}, 0
-    local function level(list)
-      return levels > 0 and math.min(list, levels - 1) or list
-    end
-    if lengths[0] and lengths[0] > 0 and sound(q, 0) then
-      local members = call('ZRANGE', names.returned, 0, math.min(64, budget.messages) - 1)
+  -- How many messages to read at once: as many as there are bytes for, going by the largest so far; one to begin with.
+  local function room(budget)
+    return budget.largest and math.max(1, math.min(CHUNK, budget.messages, math.floor(budget.bytes / budget.largest))) or 1
+  end
+
+  -- Note that a message was sorted.
+  local function spend(budget, raw)
+    budget.messages, budget.bytes = budget.messages - 1, budget.bytes - #raw
+    budget.largest = math.max(budget.largest or 1, #raw)
+    budget.moved = (budget.moved or 0) + 1
+  end
+
+  -- Sort what was given back while the queue had no policy; returns how many are left.
+  local function sort_returned(q, names, number, level, budget, worker)
+    while number > 0 and budget.messages > 0 and budget.bytes > 0 do
+      local members = call('ZRANGE', names.returned, 0, math.min(room(budget), number) - 1)
+      if #members == 0 then
+        return 0
+      end
       for i = 1, #members do
         local _, stop, list, place, deliveries = find(members[i], '^(%d+):(%d+):(%d+):')
         local raw = stop and sub(members[i], stop + 1) or members[i]
@@ -185,56 +227,63 @@ local function new_sort()
         if reason then
           moved = put_aside(q, names, worker, list or 0, reason, raw)
         else
-          local key, weight, wrong = tag_of(q, message)
+          local l, key, weight, wrong = level(tonumber(list)), tag_of(q, message)
           note(q, wrong)
-          moved = sound(q, level(tonumber(list)))
-          if moved then
-            put_front(q, level(tonumber(list)), key, tonumber(place), format('%s:%s:%s:', place, deliveries, weight) .. raw)
-          end
+          moved = put_front(q, l, key, tonumber(place), format('%s:%s:%s:', place, deliveries, weight) .. raw)
         end
-        budget.messages, budget.bytes = budget.messages - 1, budget.bytes - #members[i]
         if not moved then
-          break
+          return number
         end
         call('ZREM', names.returned, members[i])
-        lengths[0] = lengths[0] - 1
+        number = number - 1
+        spend(budget, members[i])
       end
-      left = left + lengths[0]
     end
+    return number
+  end
+
+  -- Sort up to `budget.messages` messages or `budget.bytes` bytes of a queue's inbox, and what others gave back unsorted.
+  -- `inbox` names the lists, `numbers` their list numbers, `lengths` their lengths, which it lowers. Every message is in its
+  -- new place before it leaves the old one. Returns the number of messages left; `budget.moved` says how many went.
+  local function sort(q, names, inbox, numbers, lengths, levels, budget, now, worker)
+    local trims, left, reserve = {}, 0, 0
+    local function level(list)
+      return levels > 0 and math.min(list, levels - 1) or list
+    end
+    for i = 1, #inbox do
+      reserve = reserve + (lengths[i] or 0)
+    end
+    reserve = math.min(reserve, budget.messages)
+    -- The first write: numbers for all that may be sorted.
+    local last = reserve > 0 and call('INCRBY', names.sequence, reserve) or 0
+    local jobs = {groups = {}, order = {}, sequence = last - reserve}
+    if lengths[0] and lengths[0] > 0 then
+      lengths[0] = sort_returned(q, names, lengths[0], level, budget, worker)
+    end
+    left = lengths[0] or 0
     for i = 1, #inbox do
       local length, done, l = lengths[i] or 0, 0, level(numbers[i])
       local go_on = length > 0 and sound(q, l)
       while go_on and done < length and budget.messages > 0 and budget.bytes > 0 do
-        local chunk = math.min(done == 0 and 1 or CHUNK, budget.messages, length - done)
+        local chunk = math.min(room(budget), length - done)
         local found = call('LRANGE', inbox[i], -done - chunk, -done - 1)
         go_on = #found == chunk
         for j = #found, 1, -1 do
           if budget.bytes <= 0 then
             break
           end
-          go_on = classify(q, names, jobs, found[j], numbers[i], l, now, worker)
-          if not go_on then
+          if not classify(q, names, jobs, found[j], numbers[i], l, now, worker) then
+            go_on = false
             break
           end
           done = done + 1
-          budget.messages, budget.bytes = budget.messages - 1, budget.bytes - #found[j]
+          spend(budget, found[j])
         end
       end
       trims[i], lengths[i] = done, length - done
       left = left + lengths[i]
     end
-    if jobs.count + #jobs.later > 0 then
-      local last = call('INCRBY', names.sequence, jobs.count + #jobs.later)
-      local sequence = last - jobs.count - #jobs.later
-      for i = 1, #jobs.order do
-        append(q, names, jobs.order[i], sequence, worker)
-      end
-      sequence = sequence + jobs.count
-      for i = 1, #jobs.later do
-        local list, due, raw = unpack(jobs.later[i])
-        call('ZADD', q.base .. 'delayed', int(due), format('%016.0f:%d:', sequence + i, list) .. raw)
-      end
-    end
+    append(q, jobs)
     for i, done in pairs(trims) do
       if done > 0 then
         call('LTRIM', inbox[i], 0, -done - 1)
@@ -246,58 +295,108 @@ local function new_sort()
   return sort
 end
 
--- The keys of a level that may run, up to n of them, best first. During a rebase the best of the old index move first.
-local function candidates(q, l, n)
-  local found = q.levels[l]
-  if found then
-    return found
-  end
-  local index, tags = q.base .. 'index:' .. l, q.base .. 'tags:' .. l
-  local shift = get(q, S[l])
-  if shift > 0 then
-    local old = call('ZRANGE', q.base .. 'old:' .. l, 0, 63, 'WITHSCORES')
-    for i = 1, #old, 2 do
-      local key = sub(old[i], 18)
-      call('ZADD', index, format('%.17g', tonumber(old[i + 1]) - shift), old[i])
-      local j, rest = string.match(call('HGET', tags, key) or '', '^(%S+)( .*)$')
-      if j then
-        call('HSET', tags, key, format('%.17g', tonumber(j) - shift) .. rest)
-      end
-    end
-    if #old > 0 then
-      call('ZREMRANGEBYRANK', q.base .. 'old:' .. l, 0, #old / 2 - 1)
-    end
-    if #old < 128 then
-      put(q, S[l], 0)
+-- During a rebase: the best of the old index move to the new one.
+local function move_old(q, l, index)
+  local old, shift = q.base .. 'old:' .. l, get(q, S[l])
+  local best, failure = soft('ZRANGE', old, 0, 63, 'WITHSCORES')
+  odd(q, 'old:' .. l, failure)
+  best = best or {}
+  for i = 1, #best, 2 do
+    local key = sub(best[i], 18)
+    call('ZADD', index, format('%.17g', tonumber(best[i + 1]) - shift), best[i])
+    local j, rest = string.match(soft('HGET', q.base .. 'tags:' .. l, key) or '', '^(%S+)( .*)$')
+    if j then
+      call('HSET', q.base .. 'tags:' .. l, key, format('%.17g', tonumber(j) - shift) .. rest)
     end
   end
-  found = {}
-  local entries = call('ZRANGE', index, 0, n - 1, 'WITHSCORES')
+  if #best > 0 then
+    call('ZREMRANGEBYRANK', old, 0, #best / 2 - 1)
+  end
+  if #best < 128 then
+    put(q, S[l], 0)
+  end
+end
+
+-- Look at the next `count` keys of a level's index.
+local function look_on(q, l, found, count)
+  local entries, failure = soft('ZRANGE', found.index, found.read, found.read + count - 1, 'WITHSCORES')
+  odd(q, 'index:' .. l, failure)
+  entries = entries or {}
   for i = 1, #entries, 2 do
     local member = entries[i]
-    found[#found + 1] = {
-      member = member, old = member, tag = tonumber(entries[i + 1]), key = sub(member, 18), front = byte(member) == 33,
-      used = 0, fronts = {}, rank = 0, taken = 0,
+    local c = {
+      member = member, old = member, tag = tonumber(entries[i + 1]), key = sub(member, 18), used = 0, fronts = {}, rank = 0,
+      taken = 0,
     }
+    -- A script that was stopped may have left two entries of a key. The first decides which is right.
+    c.gone = found.keys[c.key]
+    c.exact = c.gone
+    found.keys[c.key] = true
+    found[#found + 1] = c
   end
-  q.levels[l] = found
+  found.read = found.read + #entries / 2
+  return failure == nil
+end
+
+-- The keys of a level that may run, at least the n best of them, in no order.
+local function candidates(q, l, n)
+  local found = q.levels[l]
+  if not found then
+    found = {index = q.base .. 'index:' .. l, read = 0, keys = {}, spare = 64}
+    q.levels[l] = found
+    if get(q, S[l]) > 0 and soft('ZCARD', found.index) then
+      move_old(q, l, found.index)
+    end
+    found.readable = look_on(q, l, found, n)
+  end
   return found
 end
 
--- The head of a candidate: its element, nil if there is none.
-local function element_of(q, l, c)
-  if c.front then
-    return call('ZRANGE', front_key(q, l, c.key), #c.fronts, #c.fronts)[1]
+-- Read a candidate's next job: the first of what was given back, else of its list. Its parts are nil if there is none, or if
+-- it is none of ours.
+local function read_next(q, l, c)
+  local asks = c.front ~= false and get(q, 'b') > 0
+  c.element, c.sequence, c.front = nil, nil, false
+  if asks then
+    local first, failure = soft('ZRANGE', front_key(q, l, c.key), #c.fronts, #c.fronts)
+    odd(q, 'front:' .. l .. ':' .. c.key, failure)
+    c.element = first and first[1]
+    c.front = c.element ~= nil
   end
-  if c.ahead and c.used > 0 then
-    local element = c.ahead
-    c.ahead = nil
-    return element
+  if not c.element and c.ahead then
+    c.element, c.ahead = c.ahead, nil
+  elseif not c.element then
+    -- With the one behind it, whose place in the index is asked for next.
+    local two, failure = soft('LRANGE', jobs_key(q, l, c.key), -c.used - 2, -c.used - 1)
+    two = two or {}
+    c.element, c.ahead = two[#two], #two == 2 and two[1] or nil
+    odd(q, 'jobs:' .. l .. ':' .. c.key, failure)
   end
-  -- With the one behind it, whose place in the index is asked for next.
-  local found = call('LRANGE', jobs_key(q, l, c.key), -c.used - 2, -c.used - 1)
-  c.ahead = #found == 2 and found[1] or nil
-  return found[#found]
+  if c.element then
+    c.sequence, c.deliveries, c.own, c.stop = parse(c.element)
+    if not c.sequence then
+      odd(q, 'jobs:' .. l .. ':' .. c.key, 'an element is none of ours')
+    end
+  end
+  return c.sequence ~= nil
+end
+
+-- Note that the jobs of a key cannot run any more: `q.fewer` counts those that this call found to be so.
+local function stop(q, key)
+  if q.stopped[key] then
+    return
+  end
+  q.stopped[key] = true
+  for l = 0, 9 do
+    if get(q, R[l]) > 0 then
+      q.fewer = q.fewer + count_of(q, l, key)
+      for _, c in ipairs(q.levels[l] or {}) do
+        if c.key == key then
+          q.fewer = q.fewer - c.taken
+        end
+      end
+    end
+  end
 end
 
 -- Whether sums of 1/weight are exact: it is a power of two.
@@ -313,28 +412,25 @@ local function advance(q, l, c, weight)
   if q.order == 'fair' then
     put(q, v, math.max(get(q, v), c.tag))
   end
-  c.element = element_of(q, l, c)
-  if was_front and not c.element then
-    c.front = false
-    c.element = element_of(q, l, c)
-  end
-  c.full = c.element ~= nil and is_full(q, key)
-  if not c.element or c.full then
+  if is_full(q, key) then
+    stop(q, key)
     c.gone = true
     return
   end
-  c.sequence, c.deliveries, c.own, c.stop = parse(c.element)
-  if not c.sequence then
-    -- None of ours; the next pick drops it.
-    c.gone = true
-    return
+  if not read_next(q, l, c) then
+    -- What is none of ours stays in the way; its place in the index tells.
+    c.gone = c.element == nil
+    c.skipped = not c.gone
+    if c.gone then
+      return
+    end
+    c.sequence, c.own = 0, ''
   end
-  local sequence = c.sequence
-  c.member = member_of(c.front, sequence, key)
+  c.member = member_of(c.front, c.sequence, key)
   local next_weight = weight_of(q, key, c.own)
   c.weight = next_weight
   if q.order == 'age' or q.order == 'turn' then
-    c.tag = entering(q, l, c.front, sequence, next_weight)
+    c.tag = entering(q, l, c.front, c.sequence, next_weight)
   elseif q.order == 'batch' then
     c.rank = c.rank + 1
     c.tag, c.entry = (c.rank + 1) / next_weight, 1 / next_weight
@@ -347,9 +443,13 @@ local function advance(q, l, c, weight)
     c.tag = c.tag + 1 / next_weight
   else
     if not c.known then
-      local j, n, w = string.match(call('HGET', q.base .. 'tags:' .. l, key) or '', '^(%S+) (%S+) (%S+)$')
-      c.known, c.j, c.n, c.w = true, tonumber(j), tonumber(n), tonumber(w)
-      c.stored = c.n ~= nil
+      local told = soft('HGET', q.base .. 'tags:' .. l, key) or ''
+      local j, n, w = string.match(told, '^(%S+) (%S+) (%S+)$')
+      c.known, c.stored, c.j, c.n, c.w = true, j ~= nil, tonumber(j), tonumber(n), tonumber(w)
+      if c.n and c.j + c.n / c.w ~= c.tag then
+        -- Left by a script that was stopped.
+        c.n = nil
+      end
     end
     if c.n and c.w == next_weight then
       c.n = c.n + 1
@@ -364,44 +464,72 @@ local function advance(q, l, c, weight)
   end
 end
 
--- Choose the next job of a level and plan its move; nil if nothing may run. Writes nothing.
+-- Whether a candidate can be taken. If not, it is `gone` from the index, or `skipped`: somebody has to look at its keys.
+local function usable(q, l, c)
+  if not c.element then
+    if not read_next(q, l, c) then
+      c.gone = c.element == nil
+      c.skipped = not c.gone
+      return false
+    end
+    local member = member_of(c.front, c.sequence, c.key)
+    if member ~= c.member then
+      local found = q.levels[l]
+      if soft('ZSCORE', found.index, member) then
+        -- The other entry is right, whether it was looked at or comes.
+        found.keys[c.key] = nil
+        for i = 1, #found do
+          if found[i].old == member then
+            found[i].gone, found[i].exact, found.keys[c.key] = nil, nil, true
+          end
+        end
+        c.gone, c.exact = true, true
+        return false
+      end
+      c.member = member
+    end
+  end
+  if is_full(q, c.key) then
+    -- Its cap was lowered, or it had jobs on another level.
+    stop(q, c.key)
+    c.full, c.gone = true, true
+    return false
+  end
+  c.skipped = q.uncounted[c.key] ~= nil
+  return not c.skipped
+end
+
+-- Choose the next job of a level; nil if nothing may run. Writes nothing.
 local function pick(q, l, n)
   local found = candidates(q, l, n)
   while true do
     local best
     for i = 1, #found do
       local c = found[i]
-      if not c.gone and (not best or c.tag < best.tag or (c.tag == best.tag and c.member < best.member)) then
+      if not c.gone and not c.skipped
+          and (not best or c.tag < best.tag or (c.tag == best.tag and c.member < best.member)) then
         best = c
       end
     end
     if not best then
-      -- There may be others behind them.
-      q.more = q.more or #found == n
-      if #found == 0 and get(q, S[l]) == 0 then
+      if #found == 0 and found.readable and get(q, S[l]) == 0 then
         -- Whoever removed a key's jobs by hand did not lower the counter.
         add_ready(q, l, -get(q, R[l]))
       end
       return nil
-    end
-    if not best.element then
-      best.element = element_of(q, l, best)
-      if best.element then
-        best.sequence, best.deliveries, best.own, best.stop = parse(best.element)
-      end
-    end
-    if is_full(q, best.key) then
-      -- Its cap was lowered.
-      best.full, best.gone = true, true
-    elseif not best.sequence then
-      best.gone = true
-    else
+    elseif usable(q, l, best) then
       return best
+    elseif found.spare > 0 then
+      found.spare = found.spare - 1
+      look_on(q, l, found, 1)
+    else
+      -- There may be others behind those that are gone.
+      q.more = q.more or best.gone
     end
   end
 end
 
--- Plan that a candidate's head is taken. Returns message, sequence, deliveries and weight of it.
+-- Plan that a candidate's next job is taken. Returns message, sequence, deliveries and weight of it.
 local function draw_sorted(q, l, c)
   local raw, sequence, deliveries, own = sub(c.element, c.stop + 1), c.sequence, c.deliveries, c.own
   local weight = c.weight or weight_of(q, c.key, own)
@@ -413,16 +541,6 @@ local function draw_sorted(q, l, c)
   c.taken = c.taken + 1
   advance(q, l, c, weight)
   return raw, sequence, deliveries, own
-end
-
--- How many jobs of a key this call has drawn from a level.
-local function drawn(q, l, key)
-  for _, c in ipairs(q.levels[l] or {}) do
-    if c.key == key then
-      return c.taken
-    end
-  end
-  return 0
 end
 
 -- Take what was drawn out of the lists and fronts of a level; the jobs have their new places already.
@@ -449,20 +567,30 @@ local function block_everywhere(q, key)
     if get(q, R[l]) > 0 then
       local sequence, _, front = head_of(q, l, key)
       if sequence then
-        leave_index(q, l, key, front, sequence)
         block(q, l, key)
+        leave_index(q, l, key, front, sequence)
       end
     end
   end
 end
 
+-- Have a level count from zero again: its index becomes the old one. `open` knows what to do if this is stopped.
+local function rebase(q, l, v)
+  local state = q.base .. 'state'
+  call('HSET', state, S[l], format('%.17g', -v))
+  call('RENAME', q.base .. 'index:' .. l, q.base .. 'old:' .. l)
+  call('HSET', state, S[l], format('%.17g', v), V[l], '0')
+  q.state[S[l]], q.state[V[l]], q.dirty[V[l]] = v, 0, nil
+end
+
 -- Give the keys of a level that were drawn from their new places in the index, or none.
 local function reindex(q, l, found)
-  local index, tags = q.base .. 'index:' .. l, q.base .. 'tags:' .. l
-  local gone, entries, kept, forgotten = {}, {}, {}, {}
+  local index, tags = found.index, q.base .. 'tags:' .. l
+  local gone, entries, kept, forgotten, served = {}, {}, {}, {}, false
   for i = 1, #found do
     local c = found[i]
     if c.taken > 0 or c.gone then
+      served = served or c.taken > 0
       if c.gone or c.member ~= c.old then
         gone[#gone + 1] = c.old
       end
@@ -477,6 +605,9 @@ local function reindex(q, l, found)
       end
     end
   end
+  if #gone == 0 and #entries == 0 then
+    return
+  end
   if #entries > 0 then
     call('ZADD', index, unpack(entries))
   end
@@ -484,25 +615,18 @@ local function reindex(q, l, found)
     call('ZREM', index, unpack(gone))
   end
   if #kept > 0 then
-    call('HSET', tags, unpack(kept))
+    soft('HSET', tags, unpack(kept))
   end
   if #forgotten > 0 then
-    call('HDEL', tags, unpack(forgotten))
-  end
-  if #gone == 0 and #entries == 0 then
-    return
+    soft('HDEL', tags, unpack(forgotten))
   end
   local v = get(q, V[l])
-  if get(q, S[l]) == 0 and get(q, R[l]) <= 0 and call('EXISTS', index) == 0 then
+  if not served or v == 0 or get(q, S[l]) > 0 or (get(q, R[l]) > 0 and v < q.rebase) then
+    return
+  elseif call('EXISTS', index) == 0 then
     put(q, V[l], 0)
-    if get(q, 'f') == 0 and q.ready == 0 then
-      put(q, 't', 0)
-      put(q, 'b', 0)
-    end
-  elseif v >= q.rebase and get(q, S[l]) == 0 then
-    call('RENAME', index, q.base .. 'old:' .. l)
-    put(q, S[l], v)
-    put(q, V[l], 0)
+  elseif v >= q.rebase then
+    rebase(q, l, v)
   end
 end
 
@@ -525,5 +649,9 @@ local function commit(q)
   for l, found in pairs(q.levels) do
     reindex(q, l, found)
   end
-  q.levels = {}
+  q.levels, q.stopped = {}, {}
+  if q.ready == 0 and q.full == 0 and get(q, 't') + get(q, 'b') > 0 then
+    put(q, 't', 0)
+    put(q, 'b', 0)
+  end
 end

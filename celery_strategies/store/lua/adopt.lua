@@ -28,11 +28,11 @@ if found[1] and not same then
     return {0, found[1], found[2] or '', found[3] or '', found[4] or ''}
   end
 end
+local before, caps, changed = call('HGETALL', KEYS[3]), {}, 0
 -- Nothing is written that is there already: a worker must be able to start when memory is full.
 if not same then
   call('HSET', KEYS[1], 'order', wanted[1], 'single', wanted[2], 'key', wanted[3], 'weight', wanted[4])
 end
-local before, caps, changed = call('HGETALL', KEYS[3]), {}, 0
 for i = 6, #ARGV, 2 do
   caps[ARGV[i]] = ARGV[i + 1]
 end

@@ -9,24 +9,27 @@
 -- Invariant: the list has the message before the set loses it
 call('DEL', KEYS[1])
 local limit = ARGV[2] == 'all' and '+inf' or int(clock(ARGV[2]) / 1000)
-local moved, bytes = 0, 0
+local moved, bytes, stuck, failure = 0, 0, 0, nil
 -- One at a time where they are large.
-while moved < tonumber(ARGV[1]) and bytes < 262144 do
-  local members = call('ZRANGEBYSCORE', KEYS[2], '-inf', limit, 'LIMIT', 0, bytes < 4096 * (moved + 1) and 8 or 1)
+while moved < tonumber(ARGV[1]) and stuck < 64 and bytes < 262144 do
+  local chunk = moved > 0 and bytes < 4096 * moved and 8 or 1
+  local members = call('ZRANGEBYSCORE', KEYS[2], '-inf', limit, 'LIMIT', stuck, chunk)
   if #members == 0 then
     break
   end
   for i = 1, #members do
     local _, stop, list = find(members[i], '^%d+:(%d)r?:')
-    if stop then
-      call('LPUSH', KEYS[3 + tonumber(list)], sub(members[i], stop + 1))
+    local length
+    -- What is none of ours goes to the first list: whoever reads that sets it aside.
+    length, failure = soft('LPUSH', KEYS[3 + tonumber(list or 0)], sub(members[i], (stop or 0) + 1))
+    if length then
+      call('ZREM', KEYS[2], members[i])
+      moved = moved + 1
     else
-      -- None of ours: whoever reads the list sets it aside.
-      call('LPUSH', KEYS[3], members[i])
+      -- It waits for an operator, and the others do not.
+      stuck = stuck + 1
     end
     bytes = bytes + #members[i]
   end
-  call('ZREM', KEYS[2], unpack(members))
-  moved = moved + #members
 end
-return moved
+return moved == 0 and failure and redis.error_reply(failure) or moved

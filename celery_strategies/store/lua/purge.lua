@@ -15,14 +15,14 @@ local removed, keys = 0, {}
 for l = 0, 9 do
   for _, name in ipairs({'index:', 'old:'}) do
     if #keys < tonumber(ARGV[1]) then
-      local members = call('ZRANGE', base .. name .. l, 0, tonumber(ARGV[1]) - 1)
+      local members = soft('ZRANGE', base .. name .. l, 0, tonumber(ARGV[1]) - 1) or {}
       for i = 1, #members do
         keys[#keys + 1] = {l, sub(members[i], 18), name, members[i]}
       end
     end
   end
 end
-if #keys == 0 and get(q, 'f') > 0 then
+if #keys == 0 and q.full > 0 then
   for _, entry in ipairs(call('SRANDMEMBER', base .. 'full', ARGV[1])) do
     keys[#keys + 1] = {tonumber(sub(entry, 1, 1)), sub(entry, 3), 'full', entry}
   end
@@ -30,17 +30,17 @@ end
 for i = 1, #keys do
   local l, key, name, entry = unpack(keys[i])
   local number = count_of(q, l, key)
-  local given_back = get(q, 'b') > 0 and call('ZCARD', front_key(q, l, key)) or 0
+  local given_back = get(q, 'b') > 0 and soft('ZCARD', front_key(q, l, key)) or 0
   call('UNLINK', jobs_key(q, l, key), front_key(q, l, key))
   add(q, 't', -number)
   add(q, 'b', -given_back)
   removed = removed + number
   if name == 'full' then
     call('SREM', base .. 'full', entry)
-    add(q, 'f', -1)
+    q.full = q.full - 1
   else
     call('ZREM', base .. name .. l, entry)
-    call('HDEL', base .. 'tags:' .. l, key)
+    soft('HDEL', base .. 'tags:' .. l, key)
     add_ready(q, l, -number)
   end
 end
@@ -52,7 +52,6 @@ if #keys == 0 then
   end
   put(q, 't', 0)
   put(q, 'b', 0)
-  put(q, 'f', 0)
 end
 save_all()
 return {removed, #keys > 0 and 1 or 0}

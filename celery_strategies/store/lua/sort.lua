@@ -15,28 +15,29 @@
 -- Returns {left, notes, aside}: messages left, -1 if another worker sorts, -2 if the queue has no policy; notes = text, ...;
 --   aside = id, reason, ...
 -- Invariant: the new place is written before the old one is removed; refused when memory is full
-local owner = call('GET', KEYS[2])
+local owner = soft('GET', KEYS[2])
 if owner and owner ~= ARGV[1] then
   return {-1, {}, {}}
 end
 local q = open(sub(KEYS[3], 1, -10))
 if not q then
-  return {-2, {}, {}}
+  return {-2, {ruined[sub(KEYS[3], 1, -10)]}, {}}
 end
-local inbox, numbers, lengths = {}, {}, {[0] = call('ZCARD', KEYS[4])}
+local inbox, numbers, lengths = {}, {}, {[0] = soft('ZCARD', KEYS[4])}
 for i = 5, #KEYS do
   inbox[i - 4], numbers[i - 4] = KEYS[i], byte(ARGV[4], i - 4)
-  lengths[i - 4] = call('LLEN', KEYS[i])
+  lengths[i - 4] = soft('LLEN', KEYS[i])
 end
 -- A write that a full memory refuses, before all others.
 call('SET', KEYS[2], ARGV[1], 'PX', ARGV[2])
 local names = {set_aside = KEYS[3], returned = KEYS[4], sequence = KEYS[1]}
-local budget = {messages = tonumber(ARGV[5]), bytes = tonumber(ARGV[6])}
+local budget = {messages = tonumber(ARGV[5]), bytes = tonumber(ARGV[6]), moved = 0}
 local left = new_sort()(q, names, inbox, numbers, lengths, tonumber(ARGV[3]), budget, clock(ARGV[7]) / 1000, ARGV[1])
 if q.broken then
   q.notes[#q.notes + 1] = q.broken
 end
-if left == 0 or q.broken then
+if left == 0 or budget.moved == 0 then
+  -- Nothing moves any more: what is left waits for an operator.
   left = 0
   call('DEL', KEYS[2])
 end

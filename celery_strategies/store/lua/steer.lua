@@ -10,7 +10,7 @@
 -- Invariant: a key is in the index, or full, by the values that are in force
 local q = open(sub(KEYS[1], 1, -7))
 if not q then
-  return '-1'
+  return ruined[sub(KEYS[1], 1, -7)] and redis.error_reply(ruined[sub(KEYS[1], 1, -7)]) or '-1'
 end
 local what, field, value = ARGV[1], ARGV[2], ARGV[3]
 local key = sub(field, 3)
@@ -24,24 +24,26 @@ local function start_of(l, front, sequence, weight)
   if q.order ~= 'fair' or front then
     return nil
   end
-  local j, n, w = string.match(call('HGET', q.base .. 'tags:' .. l, key) or '', '^(%S+) (%S+) (%S+)$')
+  local j, n, w = string.match(soft('HGET', q.base .. 'tags:' .. l, key) or '', '^(%S+) (%S+) (%S+)$')
+  j, n, w = tonumber(j), tonumber(n), tonumber(w)
   local member, shift = member_of(front, sequence, key), 0
-  local tag = call('ZSCORE', q.base .. 'index:' .. l, member)
+  local tag = soft('ZSCORE', q.base .. 'index:' .. l, member)
   if not tag and get(q, S[l]) > 0 then
-    tag, shift = call('ZSCORE', q.base .. 'old:' .. l, member), get(q, S[l])
+    tag, shift = soft('ZSCORE', q.base .. 'old:' .. l, member), get(q, S[l])
   end
+  tag = tonumber(tag or nil)
   if not tag then
     return nil
-  elseif j then
-    return tonumber(j) + (tonumber(n) - 1) / tonumber(w) - shift
+  elseif j and j + n / w == tag then
+    return j + (n - 1) / w - shift
   end
-  return tonumber(tag) - shift - 1 / weight_of(q, key, weight)
+  return tag - shift - 1 / weight_of(q, key, weight)
 end
 
 local heads = {}
 if not every then
   for l = 0, 9 do
-    if get(q, 'f') == 0 or call('SISMEMBER', q.base .. 'full', l .. ':' .. key) == 0 then
+    if q.full == 0 or call('SISMEMBER', q.base .. 'full', l .. ':' .. key) == 0 then
       local sequence, weight, front = head_of(q, l, key)
       if sequence then
         heads[l] = {sequence, weight, front, start_of(l, front, sequence, weight)}
@@ -72,16 +74,18 @@ elseif what == 'caps' then
 end
 for l, head in pairs(heads) do
   local sequence, weight, front, start = unpack(head, 1, 4)
-  if what == 'caps' and is_full(q, key) then
-    leave_index(q, l, key, front, sequence)
+  if what == 'weights' and (start or q.order == 'batch') then
+    -- Its member stays the same: it is never out of the index.
+    local tag = start and math.max(get(q, V[l]), start + 1 / weight_of(q, key, weight))
+    if enter(q, l, key, front, sequence, weight, tag) then
+      soft('HDEL', q.base .. 'tags:' .. l, key)
+      if get(q, S[l]) > 0 then
+        soft('ZREM', q.base .. 'old:' .. l, member_of(front, sequence, key))
+      end
+    end
+  elseif what == 'caps' and is_full(q, key) then
     block(q, l, key)
-  elseif what == 'weights' and start then
-    local tag = math.max(get(q, V[l]), start + 1 / weight_of(q, key, weight))
     leave_index(q, l, key, front, sequence)
-    call('ZADD', q.base .. 'index:' .. l, format('%.17g', tag), member_of(front, sequence, key))
-  elseif what == 'weights' then
-    leave_index(q, l, key, front, sequence)
-    enter(q, l, key, front, sequence, weight)
   end
 end
 save_all()

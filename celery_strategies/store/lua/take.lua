@@ -91,17 +91,14 @@ local function sort_some(s, q)
     return ready + new
   end
   -- One message at least: the bytes bound what a call sorts beyond that.
-  budget.bytes = math.max(budget.bytes, 1)
+  budget.bytes, budget.moved = math.max(budget.bytes, 1), 0
   local names = {set_aside = KEYS[k - 3], returned = KEYS[k], sequence = sequence}
   local inbox, numbers = {}, {}
   for i = 1, lists do
     inbox[i], numbers[i] = KEYS[k + i], byte(list_index, list_of[s] + i)
   end
   local left = new_sort()(q, names, inbox, numbers, length_of, byte(levels, s), budget, now / 1000, worker)
-  if q.broken then
-    broke(s, {err = q.broken})
-    q.broken = nil
-  elseif left > 0 then
+  if left > 0 and budget.moved > 0 then
     unsorted[#unsorted + 1], unsorted[#unsorted + 2] = s - 1, left
   end
   return q.ready + left
@@ -135,11 +132,21 @@ local function measure(s)
     lengths[s], used[s], taken[s] = length_of, {}, 0
   end
   if byte(sorted, s) == 1 then
-    local q = open(sub(KEYS[k - 3], 1, -10))
+    local base = sub(KEYS[k - 3], 1, -10)
+    local q = open(base)
     queues[s] = q
     if q then
       lengths[s], used[s], taken[s] = lengths[s] or {}, used[s] or {}, taken[s] or 0
+      if q.ready == 0 and q.full > 0 then
+        -- Nothing may run: a look whether some of the full keys are full by mistake.
+        for _, entry in ipairs(call('SRANDMEMBER', base .. 'full', 4)) do
+          unblock(q, sub(entry, 3))
+        end
+      end
       total = sort_some(s, q)
+    elseif ruined[base] then
+      broke(s, {err = ruined[base]})
+      total = 0
     else
       unknown[#unknown + 1] = s - 1
     end
@@ -195,13 +202,7 @@ local function draw_by_key(s, q)
       if c then
         local raw, number, deliveries, weight = draw_sorted(q, l, c)
         waiting[s], taken[s], bytes = waiting[s] - 1, taken[s] + 1, bytes + #raw
-        if c.full then
-          for other = 0, 9 do
-            if get(q, R[other]) > 0 then
-              waiting[s] = waiting[s] - count_of(q, other, c.key) + drawn(q, other, c.key)
-            end
-          end
-        end
+        waiting[s], q.fewer = math.max(0, waiting[s] - q.fewer), 0
         plan[#plan + 1] = {s, l, number, deliveries, raw, c.key, weight}
         return true
       end
@@ -303,7 +304,7 @@ if #plan > 0 then
   local last = call('INCRBY', sequence, #plan)
   now = now or clock(ARGV[arg + 5])
   local seconds = format('%.6f', now / 1000000)
-  local records, scores, places = {}, {}, {}
+  local records, scores, places, counted = {}, {}, {}, {}
   for i = 1, #plan do
     local s, list, place, deliveries, raw, its_key, weight = unpack(plan[i])
     local number = last - #plan + i
@@ -316,7 +317,7 @@ if #plan > 0 then
       if queues[s].single or queues[s].caps then
         -- Only what is counted has to be found again when it ends.
         tag = tag .. 'k'
-        call('SADD', queues[s].base .. 'running:' .. its_key, tag)
+        counted[#counted + 1] = {queues[s], 'running:' .. its_key, tag}
       end
       places[2 * i] = places[2 * i] .. weight .. ':' .. #its_key .. ':' .. its_key
     end
@@ -329,6 +330,12 @@ if #plan > 0 then
   call('HSET', unacked, unpack(records))
   call('ZADD', unacked_index, unpack(scores))
   call('HSET', holder, unpack(places))
+  -- After the holder, without which nobody would ever take one out again.
+  for i = 1, #counted do
+    local q, name, tag = unpack(counted[i])
+    local _, failure = soft('SADD', q.base .. name, tag)
+    odd(q, name, failure)
+  end
 end
 for s, used_of in pairs(used) do
   local k = key_of[s] + 4
@@ -340,16 +347,9 @@ for s, used_of in pairs(used) do
     end
   end
 end
-for s, q in pairs(queues) do
+for _, q in pairs(queues) do
   if q then
     commit(q)
-    for i = 1, #q.aside, 2 do
-      local m = #noted
-      noted[m + 1], noted[m + 2], noted[m + 3] = s - 1, q.aside[i], q.aside[i + 1]
-    end
-    for i = 1, #q.notes do
-      notes[#notes + 1], notes[#notes + 2] = s - 1, q.notes[i]
-    end
     if #plan < n and q.more then
       more = 1
     end
@@ -373,4 +373,16 @@ for s = 1, count do
   end
 end
 save_all()
+for s, q in pairs(queues) do
+  for i = 1, q and #q.aside or 0, 2 do
+    local m = #noted
+    noted[m + 1], noted[m + 2], noted[m + 3] = s - 1, q.aside[i], q.aside[i + 1]
+  end
+  for i = 1, q and #q.notes or 0 do
+    notes[#notes + 1], notes[#notes + 2] = s - 1, q.notes[i]
+  end
+  if q and q.broken then
+    broke(s, {err = q.broken})
+  end
+end
 return {1, turn, more, messages, noted, broken, lost, now and int(now) or '', unsorted, notes, unknown}

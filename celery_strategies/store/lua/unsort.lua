@@ -8,19 +8,28 @@
 -- Returns number of messages moved
 -- Invariant: the last to run goes first, so that it can be interrupted anywhere and the order holds
 call('DEL', KEYS[1])
-local elements, moved = call('LRANGE', KEYS[3], 0, tonumber(ARGV[1]) - 1), 0
-for i = 1, #elements do
-  local _, stop, list = find(elements[i], '^(%d):')
-  call('RPUSH', KEYS[4 + tonumber(list)], sub(elements[i], stop + 1))
+local moved, bytes, count = 0, 0, tonumber(ARGV[1])
+while moved < count and bytes < 262144 do
+  local element = call('LINDEX', KEYS[3], 0)
+  if not element then
+    break
+  end
+  local _, stop, list = find(element, '^(%d):')
+  call('RPUSH', KEYS[4 + tonumber(list or 0)], sub(element, (stop or 0) + 1))
+  call('LPOP', KEYS[3])
+  moved, bytes = moved + 1, bytes + #element
 end
-call('LTRIM', KEYS[3], #elements, -1)
-if #elements > 0 then
-  return #elements
+if moved > 0 then
+  return moved
 end
-local members = call('ZREVRANGE', KEYS[2], 0, tonumber(ARGV[1]) - 1)
-for i = 1, #members do
-  local _, stop, list = find(members[i], '^(%d+):%d+:%d+:')
-  call('RPUSH', KEYS[4 + tonumber(list)], sub(members[i], stop + 1))
-  call('ZREM', KEYS[2], members[i])
+while moved < count and bytes < 262144 do
+  local member = call('ZREVRANGE', KEYS[2], 0, 0)[1]
+  if not member then
+    break
+  end
+  local _, stop, list = find(member, '^(%d):%d+:%d+:')
+  call('RPUSH', KEYS[4 + tonumber(list or 0)], sub(member, (stop or 0) + 1))
+  call('ZREM', KEYS[2], member)
+  moved, bytes = moved + 1, bytes + #member
 end
-return #members
+return moved

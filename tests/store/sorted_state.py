@@ -1,0 +1,172 @@
+"""Own looks at the sorted state of a queue: what is there, and what must be true of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import redis
+
+from celery_strategies.store.keys import Keys
+from celery_strategies.store.store import Place
+
+LEVELS = range(10)
+
+
+class Element(NamedTuple):
+    """One job of a key."""
+
+    sequence: int
+    deliveries: int
+    weight: str
+    raw: bytes
+
+    @classmethod
+    def parse(cls, element: bytes) -> Element:
+        sequence, deliveries, weight, raw = element.split(b":", 3)
+        return cls(int(sequence), int(deliveries), weight.decode(), raw)
+
+
+class Member(NamedTuple):
+    """A key in an index: whether its next job was given back, the sequence of that job, its finish tag."""
+
+    front: bool
+    sequence: int
+    finish: float
+
+
+At = tuple[int, str]
+
+
+@dataclass
+class Sorted:
+    """All that Redis has of one queue's sorted jobs. Jobs of a key: what was given back, then the others."""
+
+    jobs: dict[At, list[Element]] = field(default_factory=dict)
+    fronts: dict[At, list[Element]] = field(default_factory=dict)
+    index: dict[At, list[Member]] = field(default_factory=dict)
+    tags: dict[At, str] = field(default_factory=dict)
+    full: set[At] = field(default_factory=set)
+    running: dict[str, set[str]] = field(default_factory=dict)
+    state: dict[str, float] = field(default_factory=dict)
+    caps: dict[str, int] = field(default_factory=dict)
+    single: bool = False
+    ready: bool = False
+
+    def keys(self) -> set[At]:
+        """Return where jobs wait."""
+        return {*self.jobs, *self.fronts}
+
+    def waiting(self, at: At) -> list[Element]:
+        """Return what waits there, the next first."""
+        return [*self.fronts.get(at, []), *self.jobs.get(at, [])]
+
+    def cap(self, key: str) -> int | None:
+        """Return how many jobs of *key* may be in flight."""
+        if not key:
+            return None
+        if self.single:
+            return 1
+        fields = (f"!k{key}", f"k{key}", "!*", "*")
+        return next((self.caps[name] for name in fields if name in self.caps), None)
+
+    def is_full(self, key: str) -> bool:
+        """Whether *key* has as many jobs in flight as it may have."""
+        cap = self.cap(key)
+        return cap is not None and len(self.running.get(key, ())) >= cap
+
+
+def look(client: redis.Redis, keys: Keys, queue: str) -> Sorted:
+    """Read everything, key by key."""
+    found, base = Sorted(), keys.base(queue)
+    for name in client.scan_iter(count=10_000):
+        if not name.startswith(base.encode()):
+            continue
+        kind, _, rest = name.decode()[len(base) :].partition(":")
+        level, _, key = rest.partition(":")
+        if kind == "jobs":
+            elements = [Element.parse(element) for element in client.lrange(name, 0, -1)]
+            found.jobs[int(level), key] = elements[::-1]
+        elif kind == "front":
+            members = client.zrange(name, 0, -1, withscores=True)
+            found.fronts[int(level), key] = [Element.parse(element) for element, _ in members]
+            assert [Element.parse(element).sequence for element, _ in members] == [
+                int(score) for _, score in members
+            ]
+        elif kind in {"index", "old"}:
+            shift = client.hget(f"{base}state", f"s{level}") if kind == "old" else None
+            for member, score in client.zrange(name, 0, -1, withscores=True):
+                text = member.decode()
+                entry = Member(text[0] == "!", int(text[1:17]), score - float(shift or 0))
+                assert text[0] in "!0"
+                found.index.setdefault((int(level), text[17:]), []).append(entry)
+        elif kind == "tags":
+            for field_, value in client.hgetall(name).items():
+                found.tags[int(level), field_.decode()] = value.decode()
+        elif kind == "full":
+            for entry_ in client.smembers(name):
+                level, _, key = entry_.decode().partition(":")
+                found.full.add((int(level), key))
+        elif kind == "running":
+            found.running[rest] = {tag.decode() for tag in client.smembers(name)}
+        elif kind == "state":
+            found.state = {key.decode(): float(v) for key, v in client.hgetall(name).items()}
+        elif kind == "caps":
+            found.caps = {key.decode(): int(v) for key, v in client.hgetall(name).items()}
+        elif kind == "policy":
+            found.single = client.hget(name, "single") == b"1"
+        elif kind == "ready":
+            found.ready = True
+    return found
+
+
+def held(client: redis.Redis, keys: Keys, queue: str) -> dict[str, set[str]]:
+    """Return the tags of the sorted jobs of *queue* that holder entries list, by key."""
+    found: dict[str, set[str]] = {}
+    for name in client.scan_iter(match=f"{keys.holder('*')}", count=10_000):
+        for tag, entry in client.hgetall(name).items():
+            if tag:
+                place = Place.parse(entry)
+                if place.queue == queue and place.key is not None:
+                    found.setdefault(place.key, set()).add(tag.decode())
+    return found
+
+
+def audit(client: redis.Redis, keys: Keys, queue: str) -> list[str]:
+    """Return everything that is not as it should be; nothing, unless a script was stopped halfway."""
+    found = look(client, keys, queue)
+    wrong: list[str] = []
+
+    def same(what: str, got: object, truth: object) -> None:
+        if got != truth:
+            wrong.append(f"{what} is {got!r}, should be {truth!r}")
+
+    counts = {at: len(found.waiting(at)) for at in found.keys()}
+    runnable = Counter({level: 0 for level in LEVELS})
+    for (level, key), count in counts.items():
+        if (level, key) not in found.full:
+            runnable[level] += count
+    same("t", found.state.get("t", 0), sum(counts.values()))
+    same("b", found.state.get("b", 0), sum(map(len, found.fronts.values())))
+    for level in LEVELS:
+        same(f"r{level}", found.state.get(f"r{level}", 0), runnable[level])
+    same("ready", found.ready, sum(runnable.values()) > 0)
+    for at in found.keys() | found.index.keys() | found.full:
+        elements = found.waiting(at)
+        if not elements:
+            same(f"index of {at}", found.index.get(at), None)
+            same(f"{at} in full", at in found.full, False)
+            continue
+        head, front = elements[0], at in found.fronts
+        full = found.is_full(at[1])
+        same(f"{at} in full", at in found.full, full)
+        members = [(member.front, member.sequence) for member in found.index.get(at, [])]
+        same(f"index of {at}", members, [] if full else [(front, head.sequence)])
+        for part in (found.fronts.get(at, []), found.jobs.get(at, [])):
+            sequences = [element.sequence for element in part]
+            same(f"order of {at}", sequences, sorted(set(sequences)))
+    for at in found.tags:
+        same(f"{at} with a tag in the index", at in found.index, True)
+    same("running", found.running, held(client, keys, queue))
+    return wrong
