@@ -28,7 +28,7 @@ from tests.store import sorted_state
 from tests.store.broker import RedisBroker
 from tests.store.tools import Caller, job_of
 
-from .test_model import SECOND, TIMEOUT, World, WorkerModel
+from .test_model import SECOND, TIMEOUT, WorkerModel, World
 
 QUEUE, PLAIN = 'q {"odd"}:ż%', "plain"
 LEVELS = 2
@@ -281,7 +281,12 @@ class KeysBesideRedis(RuleBasedStateMachine):
 
     @rule()
     def purge(self) -> None:
-        waiting = {job.job.job for level in range(LEVELS) for key in KEYS for job in self.keys.jobs(key, level)}
+        waiting = {
+            job.job.job
+            for level in range(LEVELS)
+            for key in KEYS
+            for job in self.keys.jobs(key, level)
+        }
         assert admin.purge_sorted(self.client, self.names, QUEUE) == len(waiting)
         self.world.known -= waiting
         self.fresh()

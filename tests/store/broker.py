@@ -15,6 +15,9 @@ from celery_strategies.store.store import HAS_ENDED, STILL_RUNS, Delivery, Place
 
 from .tools import Caller, Worker, job_of, message, push, tagged
 
+#: Where a queue has no cap at all, nobody counts what is in flight.
+SOME_CAPS = {"nobody": 99}
+
 
 class RedisBroker:
     """One worker on one broker; jobs are strings, and unique.
@@ -50,7 +53,7 @@ class RedisBroker:
         self.order = tuple(spec[0] for spec in specs)
         found = []
         for queue, levels, *rest in specs:
-            agreement = self.worker.adopt(queue, rest[0] if rest else None)
+            agreement = self.worker.adopt(queue, rest[0] if rest else None, SOME_CAPS)
             assert agreement.agreed
             if agreement.policy is not None:
                 self.policies[queue] = agreement.policy

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -51,10 +52,10 @@ class Sorted:
     running: dict[str, set[str]] = field(default_factory=dict)
     state: dict[str, float] = field(default_factory=dict)
     caps: dict[str, int] = field(default_factory=dict)
-    single: bool = False
+    policy: dict[str, str] = field(default_factory=dict)
     ready: bool = False
 
-    def keys(self) -> set[At]:
+    def places(self) -> set[At]:
         """Return where jobs wait."""
         return {*self.jobs, *self.fronts}
 
@@ -66,7 +67,7 @@ class Sorted:
         """Return how many jobs of *key* may be in flight."""
         if not key:
             return None
-        if self.single:
+        if self.policy["single"] == "1":
             return 1
         fields = (f"!k{key}", f"k{key}", "!*", "*")
         return next((self.caps[name] for name in fields if name in self.caps), None)
@@ -80,45 +81,84 @@ class Sorted:
 def look(client: redis.Redis, keys: Keys, queue: str) -> Sorted:
     """Read everything, key by key."""
     found, base = Sorted(), keys.base(queue)
+    found.state = {name: float(value) for name, value in _hash(client, f"{base}state").items()}
     for name in client.scan_iter(count=10_000):
-        if not name.startswith(base.encode()):
-            continue
-        kind, _, rest = name.decode()[len(base) :].partition(":")
-        level, _, key = rest.partition(":")
-        if kind == "jobs":
-            elements = [Element.parse(element) for element in client.lrange(name, 0, -1)]
-            found.jobs[int(level), key] = elements[::-1]
-        elif kind == "front":
-            members = client.zrange(name, 0, -1, withscores=True)
-            found.fronts[int(level), key] = [Element.parse(element) for element, _ in members]
-            assert [Element.parse(element).sequence for element, _ in members] == [
-                int(score) for _, score in members
-            ]
-        elif kind in {"index", "old"}:
-            shift = client.hget(f"{base}state", f"s{level}") if kind == "old" else None
-            for member, score in client.zrange(name, 0, -1, withscores=True):
-                text = member.decode()
-                entry = Member(text[0] == "!", int(text[1:17]), score - float(shift or 0))
-                assert text[0] in "!0"
-                found.index.setdefault((int(level), text[17:]), []).append(entry)
-        elif kind == "tags":
-            for field_, value in client.hgetall(name).items():
-                found.tags[int(level), field_.decode()] = value.decode()
-        elif kind == "full":
-            for entry_ in client.smembers(name):
-                level, _, key = entry_.decode().partition(":")
-                found.full.add((int(level), key))
-        elif kind == "running":
-            found.running[rest] = {tag.decode() for tag in client.smembers(name)}
-        elif kind == "state":
-            found.state = {key.decode(): float(v) for key, v in client.hgetall(name).items()}
-        elif kind == "caps":
-            found.caps = {key.decode(): int(v) for key, v in client.hgetall(name).items()}
-        elif kind == "policy":
-            found.single = client.hget(name, "single") == b"1"
-        elif kind == "ready":
-            found.ready = True
+        if name.startswith(base.encode()):
+            kind, _, rest = name.decode()[len(base) :].partition(":")
+            if kind in _READERS:
+                _READERS[kind](found, client, name, rest)
     return found
+
+
+def _hash(client: redis.Redis, name: bytes | str) -> dict[str, str]:
+    return {field.decode(): value.decode() for field, value in client.hgetall(name).items()}
+
+
+def _at(rest: str) -> At:
+    level, _, key = rest.partition(":")
+    return int(level), key
+
+
+def _jobs(found: Sorted, client: redis.Redis, name: bytes, rest: str) -> None:
+    found.jobs[_at(rest)] = [Element.parse(raw) for raw in reversed(client.lrange(name, 0, -1))]
+
+
+def _front(found: Sorted, client: redis.Redis, name: bytes, rest: str) -> None:
+    members = client.zrange(name, 0, -1, withscores=True)
+    found.fronts[_at(rest)] = [Element.parse(raw) for raw, _ in members]
+    assert [element.sequence for element in found.fronts[_at(rest)]] == [
+        int(score) for _, score in members
+    ]
+
+
+def _index(found: Sorted, client: redis.Redis, name: bytes, rest: str, shift: float = 0.0) -> None:
+    for member, score in client.zrange(name, 0, -1, withscores=True):
+        text = member.decode()
+        assert text[0] in "!0"
+        entry = Member(text[0] == "!", int(text[1:17]), score - shift)
+        found.index.setdefault((int(rest), text[17:]), []).append(entry)
+
+
+def _old(found: Sorted, client: redis.Redis, name: bytes, rest: str) -> None:
+    _index(found, client, name, rest, found.state.get(f"s{rest}", 0.0))
+
+
+def _tags(found: Sorted, client: redis.Redis, name: bytes, rest: str) -> None:
+    found.tags |= {(int(rest), key): value for key, value in _hash(client, name).items()}
+
+
+def _full(found: Sorted, client: redis.Redis, name: bytes, rest: str) -> None:
+    found.full = {_at(entry.decode()) for entry in client.smembers(name)}
+
+
+def _running(found: Sorted, client: redis.Redis, name: bytes, rest: str) -> None:
+    found.running[rest] = {tag.decode() for tag in client.smembers(name)}
+
+
+def _caps(found: Sorted, client: redis.Redis, name: bytes, rest: str) -> None:
+    found.caps = {key: int(value) for key, value in _hash(client, name).items()}
+
+
+def _policy(found: Sorted, client: redis.Redis, name: bytes, rest: str) -> None:
+    found.policy = _hash(client, name)
+
+
+def _ready(found: Sorted, client: redis.Redis, name: bytes, rest: str) -> None:
+    found.ready = True
+
+
+_READERS: dict[str, Callable[[Sorted, redis.Redis, bytes, str], None]] = {
+    "jobs": _jobs,
+    "front": _front,
+    "index": _index,
+    "old": _old,
+    "tags": _tags,
+    "full": _full,
+    "running": _running,
+    "caps": _caps,
+    "policy": _policy,
+    "ready": _ready,
+}
 
 
 def held(client: redis.Redis, keys: Keys, queue: str) -> dict[str, set[str]]:
@@ -142,8 +182,8 @@ def audit(client: redis.Redis, keys: Keys, queue: str) -> list[str]:
         if got != truth:
             wrong.append(f"{what} is {got!r}, should be {truth!r}")
 
-    counts = {at: len(found.waiting(at)) for at in found.keys()}
-    runnable = Counter({level: 0 for level in LEVELS})
+    counts = {at: len(found.waiting(at)) for at in found.places()}
+    runnable = Counter(dict.fromkeys(LEVELS, 0))
     for (level, key), count in counts.items():
         if (level, key) not in found.full:
             runnable[level] += count
@@ -152,7 +192,7 @@ def audit(client: redis.Redis, keys: Keys, queue: str) -> list[str]:
     for level in LEVELS:
         same(f"r{level}", found.state.get(f"r{level}", 0), runnable[level])
     same("ready", found.ready, sum(runnable.values()) > 0)
-    for at in found.keys() | found.index.keys() | found.full:
+    for at in found.places() | found.index.keys() | found.full:
         elements = found.waiting(at)
         if not elements:
             same(f"index of {at}", found.index.get(at), None)

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import redis
 from redis.exceptions import NoScriptError
 
+from celery_strategies.core.policy import Policy
 from celery_strategies.core.strategies import Strategy
 from celery_strategies.store import scripts
 from celery_strategies.store.keys import Keys
 from celery_strategies.store.link import Link
-from celery_strategies.store.store import Grant, Place, SourceKeys, Store, TakePlan, load_scripts
+from celery_strategies.store.store import (
+    Agreement,
+    Grant,
+    Place,
+    SourceKeys,
+    Store,
+    TakePlan,
+    load_scripts,
+)
 
 #: The injected clock, in microseconds: every score is then known.
 NOW = 1_700_000_000_250_000
@@ -42,6 +52,14 @@ def message(job: str, *, queue: str = "q", body: str = "W1tdLCB7fV0=", **headers
         },
     }
     return json.dumps(payload).encode()
+
+
+def tagged(policy: Policy, key: str, weight: float = 1.0) -> dict[str, Any]:
+    """Return the headers that give a message its key and weight; none for what goes without saying."""
+    headers: dict[str, Any] = {policy.key_header: key} if key else {}
+    if policy.weight_header and weight != 1:
+        headers[policy.weight_header] = weight
+    return headers
 
 
 def job_of(raw: bytes) -> str:
@@ -150,6 +168,21 @@ class Worker:
         entry = client.hget(self.keys.holder(self.name), tag)
         assert entry is not None
         return entry
+
+    def adopt(
+        self, queue: str, policy: Policy | None, caps: Mapping[str, int] | None = None
+    ) -> Agreement:
+        """Agree on how *queue* is sorted."""
+        return Agreement.parse(self.caller(self.store.adopt(queue, policy, caps)))
+
+    def sort(self, source: SourceKeys) -> list[str]:
+        """Sort all that is new in *source*; returns what was wrong with the tags."""
+        found, left = [], 1
+        while left > 0:
+            left, notes, _ = self.caller(self.store.sort(source, self.now))
+            found += [text.decode() for text in notes]
+        assert left == 0
+        return found
 
     def restore(self, client: redis.Redis, *tags: str, **options: Any) -> int:
         """Give *tags* back."""
@@ -262,17 +295,28 @@ def in_line_message(entry: bytes) -> bytes:
     return rest[int(size) :]
 
 
+#: Where a message stands in a key of ours: after how many colons, by the end of the key's name.
+_BEHIND = {
+    r"\}:returned": 3,
+    r"\}:jobs:\d:.*": 3,
+    r"\}:front:\d:.*": 3,
+    r"\}:delayed": 2,
+    r"\}:unsorted": 1,
+}
+
+
 def everywhere(client: redis.Redis) -> list[bytes]:
-    """Return the raw messages of all lists, returned sets, records and set-aside streams, once for each place."""
+    """Return the raw messages of all keys, once for each place."""
     found: list[bytes] = []
     for key, value in keyspace(client).items():
+        colons = [count for end, count in _BEHIND.items() if re.search(f"{end}$", key, re.DOTALL)]
         if key.endswith("unacked"):
             found += [text[1:].rpartition(b',"",')[0] for text in value.values()]
-        elif key.endswith(":returned"):
-            found += [text.split(b":", 3)[3] for text in value]
+        elif colons:
+            found += [text.split(b":", colons[0])[-1] for text in value]
         elif key.endswith(":in_line"):
             found += map(in_line_message, value)
-        elif key.endswith(":set_aside"):
+        elif key.endswith((":set_aside", ":dead")):
             found += [fields[b"message"] for fields in value]
         elif isinstance(value, list):
             found += value
