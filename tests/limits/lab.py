@@ -10,6 +10,8 @@ from tests.support.workers import Worker
 from tests.worker import lab as workers
 
 PROJECT = "tests.limits.project"
+#: Seconds that permits last where a test waits for their end.
+SHORT = 3.0
 
 
 class Lab(workers.Lab):

@@ -5,14 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from celery import Task
-from celery.exceptions import Reject
 
 from celery_strategies import limits_concurrency
+from tests.limits.lab import SHORT
 from tests.support.project import app
 from tests.worker.project import _wait, outcome, recorder, task
-
-#: Seconds that permits last where a test waits for their end.
-SHORT = 3.0
 
 
 def by_key(_label: str, key: str = "k", *_: Any, **__: Any) -> str:
@@ -73,9 +70,17 @@ def right(self: Task, label: str) -> None:
 
 
 @task()
-@limits_concurrency(to=1, key=lambda label: {"fails": 1 / 0, "none": None}.get(label, 1))
+@limits_concurrency(to=1, key=lambda label: None if label == "free" else 1 / len(label))
 def broken(self: Task, label: str) -> None:
-    """Have a key that cannot be told."""
+    """Have no key, or one that cannot be told."""
+    with recorder.recorded(self, label):
+        pass
+
+
+@task()
+@limits_concurrency(to=1)
+def quick(self: Task, label: str) -> None:
+    """Run alone, and not for long."""
     with recorder.recorded(self, label):
         pass
 
@@ -85,15 +90,6 @@ def broken(self: Task, label: str) -> None:
 def seldom(self: Task, label: str) -> None:
     with recorder.recorded(self, label):
         pass
-
-
-@task(acks_late=True, max_retries=1)
-@limits_concurrency(to=1)
-def again(self: Task, label: str) -> None:
-    """Be rejected, and queued again, the first time."""
-    with recorder.recorded(self, label):
-        if recorder.count(self) == 1:
-            raise Reject("as asked", requeue=True)
 
 
 def _limited(name: str, **options: Any) -> None:

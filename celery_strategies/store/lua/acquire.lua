@@ -49,6 +49,8 @@ elseif not got then
   if not raw then
     return not_held()
   end
+  -- First of all, so that somebody looks at this line whatever happens.
+  call('ZADD', root .. 'lines', int(now), limit)
   call('HSET', root .. 'limits', limit, int(to) .. ':' .. int(duration))
   call('ZADD', line, number, number .. suffix)
   served, got = serve_line(root, limit, now, number)
