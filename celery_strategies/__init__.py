@@ -18,6 +18,7 @@ from celery_strategies.errors import (
     NotOurTransport,
     StrategiesError,
 )
+from celery_strategies.fencing import fencing_term
 from celery_strategies.install import install
 from celery_strategies.publish.fair import Publication
 
@@ -37,6 +38,7 @@ __all__ = (
     "Strategy",
     "StrategyConsumer",
     "StrategyConsumerMixin",
+    "fencing_term",
     "install",
     "limits_concurrency",
 )

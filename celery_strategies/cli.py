@@ -50,6 +50,14 @@ def _add_worker_options() -> None:
             help="Rank of a queue for this worker, lower first; may be repeated "
             "(default: the setting strategies_ranks).",
         ),
+        CeleryOption(
+            ["--consumer-priority"],
+            type=int,
+            metavar="N",
+            help_group=_GROUP,
+            help="Consumer priority of this worker: while a worker with a higher one reads the same queue, this one "
+            "takes from it only now and then (default: the setting strategies_consumer_priority).",
+        ),
     ]
 
 

@@ -48,6 +48,9 @@ Tagger: TypeAlias = Callable[[Any], Any]
 #: Longest polling interval, in seconds.
 MAX_POLLING_INTERVAL = 60
 
+#: Highest and, negative, lowest consumer priority.
+MAX_CONSUMER_PRIORITY = 1_000_000
+
 #: Seconds of silence after which a worker may count as dead.
 MIN_STALE_AFTER, MAX_STALE_AFTER = 2, 3600
 
@@ -94,6 +97,8 @@ class Settings:
     event_fair_share: Tagger | str | None = None
     max_in_flight: Mapping[str, int] | None = None
     max_deliveries: int = 5
+    single_active_consumer: tuple[str, ...] = ()
+    consumer_priority: int = 0
     stale_after: float = 10.0
     group_mode: str | None = None
     group_key: Tagger | str | None = None
@@ -173,6 +178,7 @@ def load(
     *,
     strategy: str | Strategy | None = None,
     ranks: Iterable[str | tuple[str, int]] = (),
+    consumer_priority: int | None = None,
 ) -> Settings:
     """Return the settings in ``conf``, which is ``app.conf`` or any mapping.
 
@@ -189,6 +195,8 @@ def load(
             values[_FIELDS[name]] = _PARSERS[name](chosen.spelling, chosen.value)
     if strategy is not None:
         values["strategy"] = _strategy("--strategy", strategy)
+    if consumer_priority is not None:
+        values["consumer_priority"] = _consumer_priority("--consumer-priority", consumer_priority)
     merged = dict(values.get("ranks", {}))
     merged.update(_rank_option(rank) for rank in ranks)
     settings = Settings(**{**values, "ranks": merged})
@@ -263,6 +271,21 @@ def _default_priority(setting: str, value: Any) -> int:
 def _read_ahead(setting: str, value: Any) -> int:
     if not _is_int(value, 0):
         raise invalid(setting, value, "must be an integer, 0 or more")
+    return cast("int", value)
+
+
+def _single_active_consumer(setting: str, value: Any) -> tuple[str, ...]:
+    if isinstance(value, str) or not isinstance(value, (list, tuple, set, frozenset)):
+        raise invalid(setting, value, "must be a list of queue names")
+    for queue in value:
+        _check_queue(setting, queue)
+    return tuple(dict.fromkeys(value))
+
+
+def _consumer_priority(setting: str, value: Any) -> int:
+    if not _is_int(value, -MAX_CONSUMER_PRIORITY, MAX_CONSUMER_PRIORITY):
+        limit = MAX_CONSUMER_PRIORITY
+        raise invalid(setting, value, f"must be an integer from {-limit} to {limit}, higher first")
     return cast("int", value)
 
 
@@ -416,6 +439,8 @@ _PARSERS: dict[str, Callable[[str, Any], Any]] = {
     "strategies_pool": _one_of(POOLS),
     "strategies_read_ahead": _read_ahead,
     "strategies_polling_interval": _polling_interval,
+    "strategies_single_active_consumer": _single_active_consumer,
+    "strategies_consumer_priority": _consumer_priority,
     "strategies_max_deliveries": _max_deliveries,
     "strategies_stale_after": _stale_after,
     "strategies_fair_share": _fair_share,

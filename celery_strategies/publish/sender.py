@@ -13,6 +13,14 @@ from celery_strategies import settings as settings_module
 from celery_strategies.publish.fair import Marker, markers
 from celery_strategies.publish.levels import set_level
 from celery_strategies.settings import Settings
+from celery_strategies.transport.reader import TERM_HEADER
+
+
+def forget_term(headers: Any) -> None:
+    """Remove the fencing number that a retry copies from its first run: it belongs to that one."""
+    while isinstance(headers, dict):
+        headers.pop(TERM_HEADER, None)
+        headers = headers.get("headers")
 
 
 def wrap(amqp: Any, send_task_message: Callable[..., Any]) -> Callable[..., Any]:
@@ -25,6 +33,7 @@ def wrap(amqp: Any, send_task_message: Callable[..., Any]) -> Callable[..., Any]
             settings = settings_module.load(amqp.app.conf)
             plan = settings, markers(settings)
         settings, marks = plan
+        forget_term(message.headers)
         set_level(amqp, settings, producer, options)
         for marker in marks:
             marker.mark(amqp.app, producer, name, message, options)

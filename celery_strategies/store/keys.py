@@ -29,6 +29,9 @@ Life of the keys (every key has a TTL or a reason):
 ``strategies:{<queue>}:sorter``          the worker that sorts a backlog; TTL
 ``strategies:{<queue>}:unsorted``        sorted jobs on their way back to Kombu's lists; as long as there are any
 ``strategies:{<queue>}:dead``            messages that outlived too many workers; kept until an operator acts
+``strategies:{<queue>}:lease``           who may read a single-active queue, and its term; no TTL, since terms must rise
+``strategies:{<queue>}:free``            there while nobody has that lease; TTL
+``strategies:{<queue>}:consumers``       consumer priority of each worker that reads the queue; as long as there are any
 ``strategies:{<queue>}:watchers``        idle workers that watch; TTL
 ``strategies:{<queue>}:parked``          idle workers that wait for a wake; TTL
 ``strategies:{<queue>}:in_line``         messages that wait for a permit of a limit; lives as long as its messages
@@ -40,6 +43,7 @@ Life of the keys (every key has a TTL or a reason):
 ``strategies:holder:<worker>``           what a worker holds; TTL, refreshed while it lives
 ``strategies:alive``                     last beat of each worker; as long as there are any
 ``strategies:worker:<worker>``           what a worker says of itself; TTL
+``strategies:leases:<worker>``           queues whose lease a worker has; as long as it has any
 ``strategies:wake:<worker>``             a wake for one worker; TTL
 ``strategies:sequence``                  counter of deliveries; no TTL, since places must keep rising
 ``strategies:scratch``                   never exists
@@ -94,6 +98,10 @@ class Keys:
     def session(self, worker: str) -> str:
         """Channel whose subscription is the session of *worker*; nothing is ever published there."""
         return f"{self.sessions}{worker}"
+
+    def leases(self, worker: str) -> str:
+        """Set of the queues whose lease *worker* has."""
+        return f"{self.prefix}strategies:leases:{worker}"
 
     def entry(self, worker: str) -> str:
         """Hash of what *worker* says of itself."""
@@ -162,6 +170,18 @@ class Keys:
     def dead(self, queue: str) -> str:
         """Stream of messages that outlived too many workers."""
         return f"{self.base(queue)}dead"
+
+    def lease(self, queue: str) -> str:
+        """Hash that says who may read a single-active queue."""
+        return f"{self.base(queue)}lease"
+
+    def free(self, queue: str) -> str:
+        """Key that exists while nobody has the lease of *queue*."""
+        return f"{self.base(queue)}free"
+
+    def consumers(self, queue: str) -> str:
+        """Sorted set of the workers that read *queue* by their consumer priority."""
+        return f"{self.base(queue)}consumers"
 
     def watchers(self, queue: str) -> str:
         """Sorted set of the idle workers that watch *queue*."""

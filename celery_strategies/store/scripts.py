@@ -44,6 +44,8 @@ _PLAIN = ("_lib", "_plain")
 #: What a script that works on sorted jobs or settles needs, and one that also sorts or draws.
 _SORTED = ("_lib", "_sorted", "_limits")
 _SORTING = (*_SORTED, "_sorting")
+#: And one that knows of leases.
+_LEASE = ("_lease",)
 
 
 def load(
@@ -99,11 +101,20 @@ _TAKE_ARGV = (
     "levels",
     "lists",
     "sorted",
+    "single",
+    "lease_ttl",
     "sources",
     "call",
 )
 TAKE = load("take", keys=_TAKE_KEYS, argv=_TAKE_ARGV, helpers=_PLAIN)
 TAKE_SORTED = load("take", keys=_TAKE_KEYS, argv=_TAKE_ARGV, helpers=_SORTING, variant="_sorted")
+TAKE_SINGLE = load(
+    "take",
+    keys=_TAKE_KEYS,
+    argv=_TAKE_ARGV,
+    helpers=(*_SORTING, *_LEASE),
+    variant="_single",
+)
 _SETTLE_KEYS = ("scratch", "unacked", "unacked_index", "holder")
 SETTLE = load("settle", keys=_SETTLE_KEYS, argv=("tags",), helpers=_PLAIN)
 SETTLE_SORTED = load(
@@ -172,18 +183,36 @@ GATHER = load(
 )
 PURGE = load("purge", keys=("scratch", "policy"), argv=("count",), helpers=_SORTED)
 JOIN = load("join", keys=("scratch", "holder"), argv=("session", "ttl"))
-LEAVE = load("leave", keys=("holder", "alive", "entry"), argv=("worker",))
+LEAVE = load(
+    "leave",
+    keys=("holder", "alive", "entry"),
+    argv=("worker",),
+    helpers=(*_SORTED, *_LEASE),
+)
 BEAT = load(
     "beat",
-    keys=("scratch", "alive", "unacked_index", "holder", "entry"),
-    argv=("worker", "quiet", "ttl", "entry_ttl", "sessions", "now", "tags"),
+    keys=("scratch", "alive", "unacked_index", "holder", "entry", "leases", "consumers"),
+    argv=(
+        "worker",
+        "quiet",
+        "ttl",
+        "entry_ttl",
+        "sessions",
+        "lease_ttl",
+        "priority",
+        "now",
+        "tags",
+    ),
+)
+STEP_DOWN = load(
+    "step_down", keys=("scratch", "leases"), argv=("worker",), helpers=(*_SORTED, *_LEASE)
 )
 REVIVE = load("revive", keys=("scratch", "dead", "inbox"), argv=("id",))
 BURY = load(
     "bury",
     keys=("scratch", "unacked", "unacked_index", "alive", "holder", "entry"),
     argv=("worker", "beat", "session", "most", "count"),
-    helpers=_SORTED,
+    helpers=(*_SORTED, *_LEASE),
 )
 REFRESH = load("refresh", keys=("scratch", "unacked_index", "holder"), argv=("ttl", "now", "tags"))
 EXPIRED = load("expired", keys=("unacked_index",), argv=("timeout", "count", "now"))
@@ -195,6 +224,7 @@ UNSORT = load("unsort", keys=("scratch", "returned", "unsorted", "inbox"), argv=
 ALL = (
     TAKE,
     TAKE_SORTED,
+    TAKE_SINGLE,
     SETTLE,
     SETTLE_SORTED,
     RESTORE,
@@ -217,6 +247,7 @@ ALL = (
     LEAVE,
     BEAT,
     BURY,
+    STEP_DOWN,
     REVIVE,
     REFRESH,
     EXPIRED,

@@ -31,6 +31,8 @@ SORT_BYTES = 256 * 1024
 LINES_LIMIT = 32
 #: Milliseconds after which a silent sorter is replaced.
 SORTER_TTL = 3000
+#: Milliseconds that the lease of a single-active queue outlives its holder's last beat.
+LEASE_TTL = 10_000
 #: Before a tag that is settled: its message is acknowledged but its job still runs; its job has ended; it has ended and
 #: had a permit of a limit.
 STILL_RUNS, HAS_ENDED, HAD_PERMIT = "\1", "\2", "\3"
@@ -71,13 +73,18 @@ def suffix_of(queue: str) -> str:
 
 
 def is_counted(tag: str) -> bool:
-    """Whether the message of *tag*, minted by take, counts for a cap or a group until its job has ended."""
-    return tag.endswith("k")
+    """Whether the message of *tag*, minted by take, counts for a cap, a group or a lease until its job has ended."""
+    return tag.endswith(("k", "l", "b"))
+
+
+def is_leased(tag: str) -> bool:
+    """Whether the message of *tag* was taken under the lease of its queue."""
+    return tag.endswith(("l", "b"))
 
 
 def _is_more(tag: str) -> bool:
     """Whether to settle *tag* takes more than to remove its record."""
-    return tag.endswith("k") or tag.startswith((STILL_RUNS, HAS_ENDED, HAD_PERMIT))
+    return is_counted(tag) or tag.startswith((STILL_RUNS, HAS_ENDED, HAD_PERMIT))
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,13 +120,15 @@ class Place:
 class SourceKeys:
     """What take must know of one source.
 
-    Its queue, its levels (None: each list is one), its active lists, and whether its jobs are sorted by key.
+    Its queue, its levels (None: each list is one), its active lists, whether its jobs are sorted by key, and whether it
+    has a single active consumer.
     """
 
     queue: str
     levels: int | None
     lists: tuple[int, ...]
     sorted: bool = False
+    single: bool = False
 
 
 class Delivery(NamedTuple):
@@ -136,7 +145,8 @@ class Grant(NamedTuple):
     """Reply of take. *valid* is false when another session of this worker has begun since.
 
     *now* is the server's time in seconds, None if no source is sorted. *unsorted* says of which sources how many
-    messages are still to be sorted, *notes* what was wrong with their tags, *unknown* which have no policy.
+    messages are still to be sorted, *notes* what was wrong with their tags, *unknown* which have no policy, *terms* the
+    term of each lease (0: it is ours, and its job is in flight; -1: somebody else has it).
     """
 
     valid: bool
@@ -150,13 +160,14 @@ class Grant(NamedTuple):
     unsorted: tuple[tuple[int, int], ...] = ()
     notes: tuple[tuple[int, str], ...] = ()
     unknown: tuple[int, ...] = ()
+    terms: tuple[tuple[int, int], ...] = ()
 
     @classmethod
     def parse(cls, reply: Sequence[Any]) -> Grant:
         """Read take's reply."""
         if not reply[0]:
             return cls(valid=False)
-        _, turn, more, flat, bad, broken, lost, now, unsorted, notes, unknown = reply
+        _, turn, more, flat, bad, broken, lost, now, unsorted, notes, unknown, terms = reply
         # One pass in C over the flat reply: five values for each message.
         columns = [iter(flat)] * 5
         return cls(
@@ -178,6 +189,7 @@ class Grant(NamedTuple):
             tuple(zip(unsorted[::2], unsorted[1::2], strict=True)),
             tuple([(notes[i], _text(notes[i + 1])) for i in range(0, len(notes), 2)]),
             tuple(unknown),
+            tuple([(terms[i], int(terms[i + 1])) for i in range(0, len(terms), 2)]),
         )
 
 
@@ -191,7 +203,13 @@ class TakePlan:
     __slots__ = ("_is_sorted", "_plain", "_sorted", "_tail", "sources")
 
     def __init__(
-        self, keys: Keys, worker: str, strategy: Strategy, sources: Sequence[SourceKeys]
+        self,
+        keys: Keys,
+        worker: str,
+        strategy: Strategy,
+        sources: Sequence[SourceKeys],
+        *,
+        lease_ttl: int = LEASE_TTL,
     ) -> None:
         self.sources = tuple(sources)
         names = [
@@ -210,6 +228,8 @@ class TakePlan:
             bytes(source.levels or 0 for source in sources),
             bytes(step for source in sources for step in source.lists),
             bytes(source.sorted for source in sources),
+            bytes(source.single for source in sources),
+            lease_ttl,
         ]
         for source in sources:
             queue = source.queue
@@ -222,8 +242,10 @@ class TakePlan:
             names += [keys.inbox(queue, step) for step in source.lists]
             argv.append(suffix_of(queue))
         self._plain = pack("EVALSHA", scripts.TAKE.sha, len(names), *names)
-        self._sorted = pack("EVALSHA", scripts.TAKE_SORTED.sha, len(names), *names)
-        self._is_sorted = any(source.sorted for source in sources)
+        single = any(source.single for source in sources)
+        script = scripts.TAKE_SINGLE if single else scripts.TAKE_SORTED
+        self._sorted = pack("EVALSHA", script.sha, len(names), *names)
+        self._is_sorted = single or any(source.sorted for source in sources)
         self._tail = pack(*argv)
 
     def call(
@@ -235,15 +257,17 @@ class TakePlan:
         idle: bool = False,
         tags: Iterable[str] = (),
         now: int | str = "",
+        skip: bytes = b"",
     ) -> bytes:
         """Return a packed take of up to *n* messages that settles *tags*.
 
         *turn* is the index of the source from which round robin looks on; *idle* says that this worker is
-        registered as watching or parked; *now* overrides the server's clock, in microseconds (tests).
+        registered as watching or parked; *now* overrides the server's clock, in microseconds (tests); *skip* has a byte
+        for each source: 1 leaves it alone, 2 gives up its lease, too.
         """
         tags = tuple(tags)
         head = self._sorted if self._is_sorted or any(map(_is_more, tags)) else self._plain
-        return command(head, self._tail, pack(session, n, turn, int(idle), now, *tags))
+        return command(head, self._tail, pack(session, n, turn, int(idle), now, skip, *tags))
 
 
 class Store:
@@ -387,19 +411,29 @@ class Store:
         ttl: int,
         entry_ttl: int,
         *,
+        queues: Iterable[str] = (),
+        priority: int = 0,
+        lease_ttl: int = LEASE_TTL,
         sessions: bool = True,
         now: int | str = "",
     ) -> bytes:
         """Say that this worker lives and holds *tags*; replies with workers that seem not to live.
 
-        *quiet*, *ttl* (of what is held) and *entry_ttl* are in ms; *sessions* says whether to look who has none.
+        *quiet*, *ttl* (of what is held), *entry_ttl* and *lease_ttl* are in ms; *queues* are those that the worker
+        reads with *priority*; *sessions* says whether to look who has none.
         """
         keys = self.keys
         names = [keys.scratch, keys.alive, keys.unacked_index, keys.holder(self.worker)]
-        names.append(keys.entry(self.worker))
+        names += [keys.entry(self.worker), keys.leases(self.worker)]
+        names += [keys.consumers(queue) for queue in queues]
         channels = keys.sessions if sessions else ""
+        argv: list[Argument] = [self.worker, quiet, ttl, entry_ttl, channels, lease_ttl, priority]
+        return evalsha(scripts.BEAT, names, *argv, now, *tags)
+
+    def step_down(self) -> bytes:
+        """Give up the leases of queues of which this worker has no job; replies with how many it still has."""
         return evalsha(
-            scripts.BEAT, names, self.worker, quiet, ttl, entry_ttl, channels, now, *tags
+            scripts.STEP_DOWN, [self.keys.scratch, self.keys.leases(self.worker)], self.worker
         )
 
     def bury(

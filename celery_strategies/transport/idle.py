@@ -9,7 +9,7 @@ until one changes.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -70,9 +70,13 @@ class Idle:
         self,
         session: Session,
         queues: Sequence[str],
-        is_sorted: Callable[[str], bool] = lambda _queue: False,
+        more: Mapping[str, str] | None = None,
+        extra: Sequence[str] = (),
     ) -> None:
-        """Arrange to be told when one of *queues* may have something; *is_sorted* says where jobs are sorted by key."""
+        """Arrange to be told when one of *queues* may have something, or a key of *extra* comes to be.
+
+        *more* names one more key to watch for some queues. The keys of *extra* are watched even if the worker parks.
+        """
         now = monotonic()
         if not session.tracking:
             self.next_look = now + self.polling_interval
@@ -80,24 +84,25 @@ class Idle:
         self.registered = tuple(queues)
         self.next_look = now + LOOK_INTERVAL * random.uniform(0.8, 1.2)
         packed = session.store.watch(queues, watchers=WATCHERS, stale=int(STALE_AFTER * 1000))
-        session.link.send(packed, partial(self._track, session, queues, is_sorted))
+        session.link.send(packed, partial(self._track, session, queues, more or {}, extra))
 
     def _track(
         self,
         session: Session,
         queues: Sequence[str],
-        is_sorted: Callable[[str], bool],
+        more: Mapping[str, str],
+        extra: Sequence[str],
         roles: Any,
     ) -> None:
         if isinstance(roles, RedisError):
             self._refused(roles)
             return
-        keys = [session.keys.wake(self.worker)]
+        keys = [session.keys.wake(self.worker), *extra]
         for queue, watches in zip(queues, roles, strict=True):
             if watches:
                 keys += [session.keys.returned(queue), *session.keys.inboxes(queue)]
-                if is_sorted(queue):
-                    keys.append(session.keys.ready(queue))
+                if queue in more:
+                    keys.append(more[queue])
         # EXISTS says whether something came meanwhile, and has the server remember the keys.
         caching = calls.command(calls.pack("CLIENT", "CACHING", "YES"))
         packed = caching + calls.command(calls.pack("EXISTS", *keys))

@@ -38,6 +38,8 @@ logger = logging.getLogger("celery_strategies.keeper")
 
 #: Seconds between beats.
 BEAT_INTERVAL = 0.5
+#: Seconds between looks whether a worker that shuts down can give up its leases.
+HURRY_INTERVAL = 0.02
 #: Seconds that a session must be gone.
 GRACE = 0.5
 #: Seconds of silence, as one watcher sees it, after which a worker counts as dead.
@@ -63,9 +65,11 @@ class Keeper:
     """Beat for the worker of *store*, and bury dead ones.
 
     *connect* returns a new connection, *tags* what is held now, *lives* whether the loop shows signs of life, *entry*
-    what the worker says of itself, *also* what else to send at each beat; *buried* is called, in the thread, when
-    messages were put back. *ttl* is that of what the worker holds, in milliseconds, *stale_after* in seconds; a message
-    that has outlived *most* workers (0: any number) does not come back.
+    what the worker says of itself (with its "queues" and its consumer "priority"), *also* what else to send at each
+    beat; *hurries* is called at each turn, and very often while it returns true; *buried* is called, in the thread,
+    when messages were put back, *outranked* at each beat with the queues that
+    a live worker of higher priority reads. *ttl* is that of what the worker holds, in milliseconds, *stale_after* in
+    seconds; a message that has outlived *most* workers (0: any number) does not come back.
     """
 
     def __init__(
@@ -78,7 +82,9 @@ class Keeper:
         lives: Callable[[], bool],
         entry: Callable[[], Mapping[str, Any]],
         buried: Callable[[], None],
+        outranked: Callable[[list[str]], None] = lambda _queues: None,
         also: Callable[[], Iterable[bytes]] = tuple,
+        hurries: Callable[[], bool] = lambda: False,
         stale_after: float = STALE_AFTER,
         most: int = 0,
     ) -> None:
@@ -90,12 +96,17 @@ class Keeper:
         self._lives = lives
         self._entry = entry
         self._buried = buried
+        self._outranked = outranked
+        self._queues: tuple[str, ...] = ()
+        self._priority = 0
         self._also = also
+        self._hurries = hurries
         self._stale_after = stale_after
         self._stopping = False
         self._nudge, self._nudged = socket.socketpair()
         self._link: Link | None = None
         self._told: str | None = None
+        self._introduced: tuple[str, ...] = ()
         #: The server's time, in milliseconds, of the first beat over this connection.
         self._began = 0
         self._suspects: dict[str, _Suspect] = {}
@@ -123,9 +134,14 @@ class Keeper:
     # -- the thread -----------------------------------------------------------------------------
 
     def _run(self) -> None:
+        next_beat = pause = 0.0
         while not self._stopping:
             try:
-                pause = self._turn()
+                if monotonic() >= next_beat:
+                    pause = self._turn()
+                    next_beat = monotonic() + pause
+                if self._hurries():
+                    pause = HURRY_INTERVAL
                 if self._failing:
                     self._failing = False
                     logger.info("The keeper reaches Redis again")
@@ -189,13 +205,15 @@ class Keeper:
             return BEAT_INTERVAL
         link = self._link if self._link is not None and self._link.alive else self._begin()
         before = monotonic()
+        entry = self._entry()
+        self._queues, self._priority = tuple(entry["queues"]), int(entry["priority"])
         now_ms, has_entry, found = self._beat(link)
         now = monotonic()
         if not self._began:
             self._began = now_ms
         if not has_entry:
             self._told = None
-        self._introduce(link)
+        self._introduce(link, entry)
         if now - before > BEAT_INTERVAL or before - self._looked > 4 * BEAT_INTERVAL:
             # This process slept, or Redis did: whoever was quiet meanwhile need not be dead.
             self._suspects.clear()
@@ -213,28 +231,47 @@ class Keeper:
         args = (quiet, self._ttl, int(ENTRY_TTL * 1000))
         answer: Any = None
         for start in range(0, max(1, len(tags)), calls.TAG_LIMIT):
-            packed = self._store.beat(tags[start : start + calls.TAG_LIMIT], *args)
+            packed = self._store.beat(
+                tags[start : start + calls.TAG_LIMIT],
+                *args,
+                queues=self._queues,
+                priority=self._priority,
+                lease_ttl=int(self._stale_after * 1000),
+            )
             answer = self._call(link, packed)
-        now, entry, *rest = answer
+        now, entry, outranked, *rest = answer
+        flags = zip(self._queues, outranked.decode(), strict=True)
+        self._outranked([queue for queue, flag in flags if flag == "1"])
         found = [
             (name.decode(), int(float(beat)), bool(gone))
             for name, beat, gone in zip(rest[::3], rest[1::3], rest[2::3], strict=True)
         ]
         return int(now), bool(entry), found
 
-    def _introduce(self, link: Link) -> None:
-        entry = {name: value for name, value in self._entry().items() if value is not None}
+    def _introduce(self, link: Link, entry: Mapping[str, Any]) -> None:
+        """Write down what the worker says of itself, if that is new, and with which priority it reads its queues."""
         text = json.dumps(entry, sort_keys=True)
-        if text != self._told:
-            fields: list[Any] = []
-            for name, value in entry.items():
-                fields += [name, value if isinstance(value, (str, int)) else json.dumps(value)]
-            # A worker without a session must not be taken for one whose session is gone.
-            fields += ["session", int(self._session)]
-            key = self._store.keys.entry(self._store.worker)
-            link.send(calls.command(calls.pack("HSET", key, *fields)), ignore)
-            self._call(link, calls.command(calls.pack("PEXPIRE", key, int(ENTRY_TTL * 1000))))
-            self._told = text
+        if text == self._told:
+            return
+        keys, worker = self._store.keys, self._store.worker
+        fields: list[Any] = []
+        for name, value in entry.items():
+            fields += [name, value if isinstance(value, (str, int)) else json.dumps(value)]
+        # A worker without a session must not be taken for one whose session is gone.
+        fields += ["session", int(self._session)]
+        for queue in self._queues:
+            packed = calls.command(
+                calls.pack("ZADD", keys.consumers(queue), self._priority, worker)
+            )
+            link.send(packed, ignore)
+        for queue in set(self._introduced) - set(self._queues):
+            link.send(calls.command(calls.pack("ZREM", keys.consumers(queue), worker)), ignore)
+        self._introduced = self._queues
+        link.send(calls.command(calls.pack("HSET", keys.entry(worker), *fields)), ignore)
+        self._call(
+            link, calls.command(calls.pack("PEXPIRE", keys.entry(worker), int(ENTRY_TTL * 1000)))
+        )
+        self._told = text
 
     def _dead(self, found: list[tuple[str, int, bool]], now: float) -> list[tuple[str, int, bool]]:
         suspects: dict[str, _Suspect] = {}

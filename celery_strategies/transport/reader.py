@@ -46,10 +46,11 @@ from celery_strategies.transport.delays import Delays
 from celery_strategies.transport.drain import Drain
 from celery_strategies.transport.idle import Idle
 from celery_strategies.transport.keeper import LOOP_STALE_AFTER, STALE_AFTER, Keeper
+from celery_strategies.transport.leads import Leads
 from celery_strategies.transport.patience import Patience
 from celery_strategies.transport.permits import Permits
 from celery_strategies.transport.session import Session
-from celery_strategies.transport.settler import Held, Settler
+from celery_strategies.transport.settler import Held, Settler, boot_time
 from celery_strategies.transport.sorting import Sorting
 from celery_strategies.transport.strays import Strays
 from celery_strategies.transport.upkeep import Upkeep
@@ -65,6 +66,9 @@ LAST_WORDS = 5.0
 LINGER = 0.001
 #: Seconds that acks of short jobs wait at most for a take to ride on.
 ACK_DELAY = 0.005
+
+#: Header with the fencing number of the lease under which a message was taken.
+TERM_HEADER = "strategies_term"
 
 #: What ``kombu.utils.json.loads`` does to a text, without making a decoder for each message.
 _decode = json.JSONDecoder(object_hook=object_hook).decode
@@ -105,6 +109,8 @@ class Reader:
         delivery_blocks: bool = False,
         max_deliveries: int = 0,
         stale_after: float = STALE_AFTER,
+        single_active: Iterable[str] = (),
+        consumer_priority: int = 0,
     ) -> None:
         self.worker = f"{name}-{uuid4().hex[:12]}"
         self.strategy = strategy
@@ -156,6 +162,8 @@ class Reader:
         self.upkeep = Upkeep(
             self.settler, self.patience, self._restore_foreign, self._look, max_deliveries
         )
+        self.leads = Leads(single_active, polling_interval)
+        self.consumer_priority = consumer_priority
         #: What else the worker says of itself in Redis.
         self.about: dict[str, Any] = {"name": name}
         #: Set while a job blocks the loop (solo), which is a sign of life too.
@@ -222,8 +230,10 @@ class Reader:
                 tags=lambda: tuple(self.held),
                 lives=self._shows_life,
                 buried=self._buried,
+                outranked=self._outranked,
                 entry=self._entry,
                 also=self._renew_permits,
+                hurries=self._steps_down,
                 stale_after=self._stale_after,
                 most=self._max_deliveries,
             )
@@ -242,6 +252,7 @@ class Reader:
         self.sorting.reset()
         self.delays.reset()
         self.permits.reset()
+        self.leads.reset()
         self.strays.reset(channel_steps=self.connector.channel.priority_steps)
 
     def _shows_life(self) -> bool:
@@ -261,7 +272,22 @@ class Reader:
             "host": socket.gethostname(),
             "queues": [source.queue for source in self.sources.ordered()],
             "strategy": self.strategy.label,
+            "priority": self.consumer_priority,
         }
+
+    def _steps_down(self) -> bool:
+        # From the keeper's thread: at a shutdown nobody turns the loop, and a stand-by waits.
+        if not self.drained.active or not self.leads.terms:
+            return False
+        if not self.drained.step_down():
+            self.leads.terms.clear()
+        return bool(self.leads.terms)
+
+    def _outranked(self, queues: list[str]) -> None:
+        # From the keeper's thread.
+        if self.leads.outranked_on(queues):
+            self._hungry = True
+            self.wake()
 
     def _buried(self) -> None:
         # From the keeper's thread: the loop looks at its next turn.
@@ -322,6 +348,7 @@ class Reader:
                 source.levels,
                 self.strays.lists(source.queue, source.levels),
                 self.sorting.sorted(source.queue),
+                source.queue in self.leads.exclusive,
             )
             for source in self.sources.ordered()
             if self.sorting.known(source.queue)
@@ -329,7 +356,13 @@ class Reader:
         order = tuple(source.queue for source in sources)
         self._turn = turn_from(self._last_yield, order, self._order)
         self._order = order
-        self._plan = TakePlan(session.keys, self.worker, self.strategy, sources)
+        self._plan = TakePlan(
+            session.keys,
+            self.worker,
+            self.strategy,
+            sources,
+            lease_ttl=int(self._stale_after * 1000),
+        )
         return self._plan
 
     # -- the loop -------------------------------------------------------------------------------
@@ -466,8 +499,15 @@ class Reader:
 
     def _take(self, session: Session, plan: TakePlan, n: int, now: float) -> None:
         acks = self.settler.pop_acks()
+        skip = self.leads.skip(plan.sources, now)
+        self.leads.asked(plan.sources, skip, now)
         packed = plan.call(
-            session.number, n, turn=self._turn, idle=bool(self.idle.registered), tags=acks
+            session.number,
+            n,
+            turn=self._turn,
+            idle=bool(self.idle.registered),
+            tags=acks,
+            skip=skip,
         )
         batch = self.settler.expect(acks)
         self._asked = True
@@ -504,11 +544,25 @@ class Reader:
             # It cannot wait to be told: it looks again.
             self.idle.next_look = monotonic() + pause
         else:
-            self.idle.wait(session, self._order, self.sorting.sorted)
+            self._rest(session)
         self._deliver(plan, deliveries)
+
+    def _rest(self, session: Session) -> None:
+        """Wait to be told that there is something, or that there is something to lead."""
+        mine = [queue for queue in self._order if not self.leads.stands_by(queue)]
+        others = [queue for queue in self.leads.exclusive if self.leads.stands_by(queue)]
+        extra = [session.keys.free(queue) for queue in others if queue in self._order]
+        more = {queue: session.keys.ready(queue) for queue in mine if self.sorting.sorted(queue)}
+        self.idle.wait(session, mine, more, extra)
+        pause = self.leads.next_turn(monotonic())
+        if pause is not None:
+            # A queue that a worker of higher priority reads is looked at now and then.
+            self.idle.next_look = min(self.idle.next_look, monotonic() + pause)
+            self._pause(pause)
 
     def _report(self, plan: TakePlan, grant: Grant) -> None:
         self.sorting.report(plan.sources, grant)
+        self.leads.report(plan.sources, grant)
         for index, reason in grant.broken:
             queue = plan.sources[index].queue
             self.patience.complain(
@@ -542,6 +596,8 @@ class Reader:
         channel = binding.channel
         try:
             payload = _decode(delivery.raw.decode("utf-8", "replace"))
+            if calls.is_leased(delivery.tag):
+                payload["headers"][TERM_HEADER] = self.leads.terms.get(queue)
             if delivery.deliveries:
                 payload["headers"]["redelivered"] = True
                 payload["properties"]["delivery_info"]["redelivered"] = True
@@ -560,6 +616,13 @@ class Reader:
             binding.callback(message)
         finally:
             self.blocked = self.blocked and not self._delivery_blocks
+
+    def may_start(self, tag: str) -> bool:
+        """Whether the job of *tag* may start now: not if its lease may have run out since it was taken."""
+        held = self.settler.held.get(tag)
+        if held is None or not calls.is_leased(tag):
+            return True
+        return boot_time() - held.since < self._stale_after / 2
 
     def release_limited(self) -> None:
         """Have delayed messages that wait for a rate limit come back at once."""

@@ -199,6 +199,8 @@ class ChannelMixin:
             return super().basic_consume(queue, no_ack, callback, consumer_tag, **kwargs)
         self._tag_to_queue[consumer_tag] = queue
         self._consumers.add(consumer_tag)
+        if queue in self.connection.single_active:
+            reader.leads.exclusive.add(queue)
         reader.bind(self, queue, callback, no_ack=no_ack, levels=self._levels_of(queue))
         return None
 
@@ -227,7 +229,10 @@ class ChannelMixin:
         return Settings(priority_levels=levels).levels_for(queue, maximum)
 
     def _new_queue(self: Any, queue: str, auto_delete: bool = False, **kwargs: Any) -> None:
-        maximum = (kwargs.get("arguments") or {}).get("x-max-priority")
+        arguments = kwargs.get("arguments") or {}
+        if arguments.get("x-single-active-consumer"):
+            self.connection.single_active.add(queue)
+        maximum = arguments.get("x-max-priority")
         if maximum is not None:
             self.connection.max_priorities[queue] = maximum
         super()._new_queue(queue, auto_delete, **kwargs)
@@ -496,6 +501,8 @@ class TransportMixin:
         self.cycle = Poller()
         #: ``x-max-priority`` of the queues declared over this connection.
         self.max_priorities: dict[str, int] = {}
+        #: Queues declared over this connection with ``x-single-active-consumer``.
+        self.single_active: set[str] = set()
 
     def register_with_event_loop(self: Any, connection: Any, loop: Any) -> None:
         """Have *loop*, a hub, poll Kombu's channels."""

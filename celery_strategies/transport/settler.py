@@ -7,10 +7,12 @@ to be sent again after a lost connection. Settling twice does no harm, so what i
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from time import clock_gettime, monotonic
 from typing import Any
 from weakref import ref
 
@@ -23,6 +25,14 @@ from celery_strategies.transport.patience import Patience
 from celery_strategies.transport.session import Session
 
 logger = logging.getLogger("celery_strategies.reader")
+
+#: Not on every platform.
+CLOCK_BOOTTIME: int | None = getattr(time, "CLOCK_BOOTTIME", None)
+
+
+def boot_time() -> float:
+    """Return seconds by a clock that goes on while the machine sleeps, where there is one."""
+    return clock_gettime(CLOCK_BOOTTIME) if CLOCK_BOOTTIME is not None else monotonic()
 
 
 @dataclass(slots=True)
@@ -37,6 +47,8 @@ class Held:
     list: int
     message: Callable[[], Any] | None = None
     job: Callable[[], Any] | None = None
+    #: When it was taken, by :func:`boot_time`.
+    since: float = 0.0
     suspect: bool = False
     limited: bool = False
 
@@ -217,6 +229,8 @@ class Settler:
     def hold(self, tag: str, queue: str, step: int) -> None:
         """Note that take handed out *tag*."""
         self.held[tag] = Held(queue, step)
+        if calls.is_leased(tag):
+            self.held[tag].since = boot_time()
 
     def limit(self, tag: str) -> bool:
         """Note that the job of *tag* has a permit of a limit; False if it is not held any more."""

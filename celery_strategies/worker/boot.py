@@ -53,11 +53,12 @@ def prepare(sender: Any = None, **_: Any) -> None:
 
 def warn_unused(instance: Any = None, **_: Any) -> None:
     """Say that our worker options have no effect on a worker that is not ours; logging is set up by now."""
-    given = [name for name in ("strategy", "rank") if instance.options.get(name)]
+    names = ("strategy", "rank", "consumer_priority")
+    given = [name for name in names if instance.options.get(name)]
     if given and not hasattr(getattr(instance, "consumer", None), "strategies_settings"):
         logger.warning(
             "%s has no effect: this worker was not started with -P strategies",
-            " and ".join(f"--{name}" for name in given),
+            " and ".join(f"--{name.replace('_', '-')}" for name in given),
         )
 
 

@@ -57,6 +57,7 @@ class StrategyConsumer(MessageConsumer):
         *args: Any,
         strategy: str | None = None,
         rank: tuple[str, ...] = (),
+        consumer_priority: int | None = None,
         app: Any = None,
         controller: Any = None,
         hostname: str | None = None,
@@ -72,6 +73,9 @@ class StrategyConsumer(MessageConsumer):
             app.conf,
             strategy=strategy or options.get("strategy"),
             ranks=rank or options.get("rank") or (),
+            consumer_priority=(
+                options.get("consumer_priority") if consumer_priority is None else consumer_priority
+            ),
         )
         self.strategies_settings.check_taggers()
         transport = app.connection_for_read().transport
@@ -94,6 +98,8 @@ class StrategyConsumer(MessageConsumer):
             polling_interval=self.strategies_settings.polling_interval,
             policy=self.strategies_settings.policy(),
             caps=self.strategies_settings.max_in_flight,
+            single_active=self.strategies_settings.single_active_consumer,
+            consumer_priority=self.strategies_settings.consumer_priority,
             max_deliveries=self.strategies_settings.max_deliveries,
             stale_after=self.strategies_settings.stale_after,
             # Celery's own truth: a request is reserved until it is ready.
@@ -144,9 +150,20 @@ class StrategyConsumer(MessageConsumer):
         # What waits for a permit of a limit is not reserved yet.
         return slots.free(self, self.strategies_settings.read_ahead) - self.reader.permits.pending
 
-    def _starting(self, request: Any) -> None:
+    def _starting(self, request: Any) -> bool:
+        """Note that *request* is about to start; False if it must not, which gives its message back."""
+        tag = request._message.delivery_tag
+        if not self.reader.may_start(tag):
+            logger.warning(
+                "Task %s[%s] waited too long for its start, its lease may be somebody else's: it goes back",
+                request.name,
+                request.id,
+            )
+            self.reader.settler.give_back([tag])
+            return False
         self.later.starting(request)
-        self.reader.settler.run_by(request._message.delivery_tag, request)
+        self.reader.settler.run_by(tag, request)
+        return True
 
     def _limit_task(self, request: Any, bucket: Any, tokens: int) -> Any:
         if self.later.wait_for_limit(request, bucket, tokens):

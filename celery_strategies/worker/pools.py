@@ -12,6 +12,7 @@ from typing import Any
 
 from celery.concurrency.prefork import TaskPool as Prefork
 from celery.concurrency.solo import TaskPool as Solo
+from celery.worker import state
 
 #: What a message of the wrong shape raises, as against a broker, a backend or a pool that fails.
 DATA_ERRORS = (
@@ -119,11 +120,11 @@ def works_on(pool: Any, request: Any) -> bool:
 def guard_starts(
     controller: Any,
     unfit: Callable[[Any, Exception], None],
-    starting: Callable[[Any], None] = lambda _request: None,
+    starting: Callable[[Any], bool] = lambda _request: True,
 ) -> Callable[[Any], Any]:
     """Hand a request that cannot even be given to the pool to *unfit*; return what starts a request.
 
-    *starting* is told of each request before it is given to the pool.
+    *starting* is asked about each request before it is given to the pool; False drops it, and frees its slot.
 
     Its message has a shape that nobody foresaw (time limits, stamps): the error would end the loop,
     and the message, back at the head of its queue, the next worker's loop.
@@ -135,7 +136,11 @@ def guard_starts(
             for limit in request.time_limits:
                 if limit is not None and not isinstance(limit, (int, float)):
                     raise TypeError(f"a time limit is {limit!r}")
-            starting(request)
+            if not starting(request):
+                state.task_ready(request)
+                if hasattr(controller, "_quick_release"):
+                    controller._quick_release()
+                return None
             return process(request)
         except DATA_ERRORS as exc:
             if request.time_start is not None or request._apply_result is not None:

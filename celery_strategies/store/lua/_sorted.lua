@@ -427,6 +427,18 @@ end
 -- Note that a job of a sorted queue is no more in flight.
 local function release(root, tag, place)
   local l, _, _, _, key, suffix = sorted_place(place)
+  local kind = byte(tag, -1)
+  if kind ~= 107 then
+    -- Of a queue with a single active consumer, whose next job may go now.
+    suffix = suffix or string.match(place, '^%d+:%d+:%d+:(.*)$')
+    local base = base_of(root, suffix)
+    if call('HGET', base .. 'lease', 'tag') == tag then
+      call('HDEL', base .. 'lease', 'tag')
+    end
+    if kind == 108 then
+      return
+    end
+  end
   if not l then
     return
   end
@@ -446,7 +458,8 @@ end
 local give_up
 
 -- Settle tags. A tag may begin with \1: acknowledged, but its job still runs (and counts) here; or with \2: that job has
--- ended; or with \3: acknowledged, and it had a permit of a limit. Tags that end with k are in a set of jobs in flight. Returns
+-- ended; or with \3: acknowledged, and it had a permit of a limit. Tags that end with k are in a set of jobs in flight, with l the
+-- one job of a lease, with b both. Returns
 -- those that were to be acknowledged and were no longer held. Tags are minted once, so removing one that is gone touches
 -- nobody else's record. With `keep`, the messages come back and keep their permits.
 local function settle(root, unacked, unacked_index, holder, tags, keep)
@@ -461,7 +474,8 @@ local function settle(root, unacked, unacked_index, holder, tags, keep)
     end
     if kind ~= 1 then
       ended[#ended + 1] = tag
-      if byte(tag, -1) == 107 then
+      local last = byte(tag, -1)
+      if last == 107 or last == 108 or last == 98 then
         sorted[#sorted + 1] = tag
       end
     end

@@ -5,31 +5,55 @@
 -- KEYS[3] unacked_index zset: tag -> seconds
 -- KEYS[4] holder hash: tag -> place
 -- KEYS[5] entry hash: what the worker says of itself
+-- KEYS[6] leases set: bases of the queues whose lease it has
+-- KEYS[7+] consumers zset of each queue that it reads: worker -> consumer priority
 -- ARGV[1] worker id
 -- ARGV[2] quiet milliseconds after which a worker is named although its session is there
 -- ARGV[3] ttl milliseconds of the holder
 -- ARGV[4] entry_ttl milliseconds of the entry
 -- ARGV[5] sessions text: what the names of sessions' channels begin with; '' = do not look
--- ARGV[6] now microseconds or ''
--- ARGV[7+] tags: one for each message held, whose time stamps are renewed
--- Returns {now in milliseconds, entry (1 = it is there), worker, last beat, gone (1 = it has no session), ...}: up to 32 workers
+-- ARGV[6] lease_ttl milliseconds
+-- ARGV[7] priority number: its own consumer priority
+-- ARGV[8] now microseconds or ''
+-- ARGV[9+] tags: one for each message held, whose time stamps are renewed
+-- Returns {now in milliseconds, entry (1 = it is there), outranked ('1' for each queue that a live worker of higher priority
+--   reads, else '0'), worker, last beat, gone (1 = it has no session), ...}: up to 32 workers
 -- Invariant: a tag that is gone is not brought back
 call('DEL', KEYS[1])
-local now = clock(ARGV[6])
+local now = clock(ARGV[8])
 local ms = math.floor(now / 1000)
 call('ZADD', KEYS[2], int(ms), ARGV[1])
 call('PEXPIRE', KEYS[4], ARGV[3])
 local entry = call('PEXPIRE', KEYS[5], ARGV[4])
 local seconds, scores = format('%.6f', now / 1000000), {}
-for i = 7, #ARGV do
+for i = 9, #ARGV do
   scores[#scores + 1], scores[#scores + 2] = seconds, ARGV[i]
 end
 if #scores > 0 then
   call('ZADD', KEYS[3], 'XX', unpack(scores))
 end
-local answer = {ms, entry}
+for _, base in ipairs(call('SMEMBERS', KEYS[6])) do
+  -- Only ours: who was silent for long may have lost it.
+  if call('HGET', base .. 'lease', 'worker') == ARGV[1] then
+    call('HSET', base .. 'lease', 'until', int(ms + ARGV[6]))
+  else
+    call('SREM', KEYS[6], base)
+  end
+end
+local outranked = {}
+for i = 7, #KEYS do
+  local flag, found = '0', try('ZREVRANGEBYSCORE', KEYS[i], '+inf', '(' .. ARGV[7], 'WITHSCORES', 'LIMIT', 0, 5)
+  for j = 1, #found, 2 do
+    local beat = call('ZSCORE', KEYS[2], found[j])
+    if beat and ms - tonumber(beat) < tonumber(ARGV[6]) then
+      flag = '1'
+    end
+  end
+  outranked[i - 6] = flag
+end
+local answer = {ms, entry, table.concat(outranked)}
 local function name(worker, beat, gone)
-  if #answer < 98 then
+  if #answer < 99 then
     local m = #answer
     answer[m + 1], answer[m + 2], answer[m + 3] = worker, beat, gone
   end

@@ -32,6 +32,9 @@ end
 save_all()
 local left = call('HLEN', KEYS[5]) - call('HEXISTS', KEYS[5], '')
 if left == 0 then
+  -- After its jobs are back, so that whoever leads next finds them first.
+  give_up_leases(root, ARGV[1])
+  forget_consumer(root, KEYS[6], ARGV[1])
   call('DEL', KEYS[5], KEYS[6])
   call('ZREM', KEYS[4], ARGV[1])
 end

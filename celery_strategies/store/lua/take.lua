@@ -14,16 +14,22 @@
 -- ARGV[6] levels bytes: levels of each source, 0 = none: each list is one
 -- ARGV[7] lists bytes: index of each list, source by source
 -- ARGV[8] sorted bytes: 1 for each source whose jobs are sorted by key
--- ARGV[9+] sources: record suffix of each
--- ARGV[...] call: session, n, turn (0-based), idle (0/1), now (microseconds or ''), tags to settle
--- Returns {valid, turn, more, messages, bad, broken, lost, now, unsorted, notes, unknown}: messages = source, tag, list,
+-- ARGV[9] single bytes: 1 for each source with a single active consumer
+-- ARGV[10] lease_ttl milliseconds
+-- ARGV[11+] sources: record suffix of each
+-- ARGV[...] call: session, n, turn (0-based), idle (0/1), now (microseconds or ''), skip (bytes, 1 for each source to leave
+--   alone, 2 to give up its lease too; '' = none), tags to settle
+-- Returns {valid, turn, more, messages, bad, broken, lost, now, unsorted, notes, unknown, terms}: messages = source, tag, list,
 --   deliveries, raw, ...; now in microseconds, '' if it was not asked for; unsorted = source, messages, ...; notes = source,
---   text, ...; unknown = sources that are to be sorted and have no policy
+--   text, ...; unknown = sources that are to be sorted and have no policy; terms = source, term
+--   of the lease (0 = it is ours, and its job in flight; -1 = somebody else's), ...
 -- Invariant: the new place is written before the old one is removed; nothing is written for a stale session
 local wake, sequence, unacked, unacked_index, holder = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local worker, strategy, byte_limit = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local count, list_counts, levels, list_index, sorted = tonumber(ARGV[4]), ARGV[5], ARGV[6], ARGV[7], ARGV[8]
-local arg = 8 + count
+local single, lease_ttl = ARGV[9], tonumber(ARGV[10])
+local arg = 10 + count
+local skip = ARGV[arg + 6]
 local session, n, turn = ARGV[arg + 1], tonumber(ARGV[arg + 2]), tonumber(ARGV[arg + 3])
 local idle = ARGV[arg + 4] == '1'
 if call('HGET', holder, '') ~= session then
@@ -32,19 +38,19 @@ end
 -- A key of a wrong type must stop the script here, not between its writes.
 call('HLEN', unacked)
 call('ZCARD', unacked_index)
-local any_sorted = find(sorted, '\1', 1, true) ~= nil
+local any_sorted, any_single = find(sorted, '\1', 1, true) ~= nil, find(single, '\1', 1, true) ~= nil
 -- A refusal here, of a write that changes nothing, says that memory is full: then only what is needed gets sorted.
 local roomy = not any_sorted or type(try('SETRANGE', wake, 0, '')) ~= 'table'
 -- The first write is one that is not refused when memory is full, and later writes follow the first.
 local woken = call('DEL', wake) == 1
 local tags = {}
-for i = arg + 6, #ARGV do
+for i = arg + 7, #ARGV do
   tags[#tags + 1] = ARGV[i]
 end
 local root = sub(wake, 1, #wake - #worker - 5)
 -- Before anything is chosen: what ended makes room for the next of its key.
 local lost = settle(root, unacked, unacked_index, holder, tags)
-local now = any_sorted and clock(ARGV[arg + 5])
+local now = (any_sorted or any_single) and clock(ARGV[arg + 5])
 -- Per source: keys before its own, lists before its own, messages waiting, messages taken. What is known of its
 -- lists, `lengths` and `used` ([0] is the returned set), is only there where something waits, and what is known of
 -- its returned set, only where something was returned.
@@ -56,7 +62,7 @@ for s = 1, count do
   key, lists_before = key + 4 + lists, lists_before + lists
 end
 local plan, bad, broken, bytes, more = {}, {}, {}, 0, 0
-local queues, unsorted, unknown = {}, {}, {}
+local queues, unsorted, unknown, terms = {}, {}, {}, {}
 local budget = {messages = 0, extra = 256, bytes = 262144}
 
 local function broke(s, failure)
@@ -111,6 +117,21 @@ local function measure(s)
     return total
   end
   local k, lists = key_of[s] + 4, byte(list_counts, s)
+  local leave = byte(skip, s) or 0
+  if byte(single, s) == 1 then
+    local base = sub(KEYS[k - 3], 1, -10)
+    if leave == 2 and not call('HGET', base .. 'lease', 'tag') then
+      give_up_lease(root, base, worker)
+    elseif leave == 0 then
+      local term, leads = lead(root, base, worker, now / 1000, lease_ttl, unacked, unacked_index)
+      terms[#terms + 1], terms[#terms + 2] = s - 1, leads and int(term or 0) or '-1'
+      leave = term and 0 or 1
+    end
+  end
+  if leave > 0 then
+    waiting[s] = 0
+    return 0
+  end
   local present = call('EXISTS', unpack(KEYS, k, k + lists))
   total = 0
   if present > 0 then
@@ -289,6 +310,10 @@ while #plan < n do
   end
   if draw(s) then
     turn = s % count
+    if byte(single, s) == 1 then
+      -- One job in flight.
+      waiting[s] = 0
+    end
   end
 end
 
@@ -310,16 +335,24 @@ if #plan > 0 then
     local number = last - #plan + i
     -- A Redis that lost its last writes counts again from an earlier number, but in a later session.
     local tag = worker .. ':' .. session .. '.' .. int(number)
-    local suffix = ARGV[8 + s]
+    local suffix = ARGV[10 + s]
     records[2 * i], scores[2 * i - 1] = '[' .. raw .. suffix, seconds
     places[2 * i] = format('%d:%.0f:%d:', list, place or number, deliveries)
     if its_key then
       if queues[s].single or queues[s].caps then
         -- Only what is counted has to be found again when it ends.
-        tag = tag .. 'k'
+        tag = tag .. (byte(single, s) == 1 and 'b' or 'k')
         counted[#counted + 1] = {queues[s], 'running:' .. its_key, tag}
+      elseif byte(single, s) == 1 then
+        tag = tag .. 'l'
       end
       places[2 * i] = places[2 * i] .. weight .. ':' .. #its_key .. ':' .. its_key
+    end
+    if byte(single, s) == 1 then
+      if not its_key then
+        tag = tag .. 'l'
+      end
+      call('HSET', sub(KEYS[key_of[s] + 1], 1, -10) .. 'lease', 'tag', tag)
     end
     places[2 * i] = places[2 * i] .. suffix
     records[2 * i - 1], scores[2 * i], places[2 * i - 1] = tag, tag, tag
@@ -385,4 +418,4 @@ for s, q in pairs(queues) do
     broke(s, {err = q.broken})
   end
 end
-return {1, turn, more, messages, noted, broken, lost, now and int(now) or '', unsorted, notes, unknown}
+return {1, turn, more, messages, noted, broken, lost, now and int(now) or '', unsorted, notes, unknown, terms}

@@ -1,0 +1,65 @@
+-- The lease of a queue with a single active consumer. Defines locals only; needs _sorted.
+--   lease              hash: worker, term (its fencing number), until (milliseconds), tag (of the one job in flight)
+--   free               string: there while nobody has the lease; those who stand by track it
+--   leases:<worker>    set of the bases of the queues whose lease a worker has
+
+-- Give up a lease, if a worker has it. The term stays, so that the next one is higher.
+local function give_up_lease(root, base, worker)
+  if call('HGET', base .. 'lease', 'worker') == worker then
+    call('HDEL', base .. 'lease', 'worker', 'until')
+    call('SET', base .. 'free', '1', 'PX', 60000)
+    call('SREM', root .. 'leases:' .. worker, base)
+  end
+end
+
+local function give_up_leases(root, worker)
+  local bases = call('SMEMBERS', root .. 'leases:' .. worker)
+  for i = 1, #bases do
+    give_up_lease(root, bases[i], worker)
+  end
+  call('DEL', root .. 'leases:' .. worker)
+end
+
+-- Take up the lease of a queue, or keep it; returns its term if this worker may take a job now, nil if not, and whether it
+-- leads. The job of a leader whose lease has run out goes back first, so that the order holds.
+local function lead(root, base, worker, now, ttl, unacked, unacked_index)
+  local lease = call('HMGET', base .. 'lease', 'worker', 'term', 'until', 'tag')
+  local mine, tag = lease[1] == worker, lease[4]
+  if lease[1] and not mine and tonumber(lease[3] or 0) > now then
+    return nil, false
+  end
+  if tag then
+    if mine then
+      return nil, true
+    end
+    local before = string.match(tag, '^(.*):[^:]*$')
+    local holder = root .. 'holder:' .. (before or '')
+    local place = call('HGET', holder, tag)
+    if place then
+      give_back(root, unacked, unacked_index, holder, tag, place, 1, 0)
+    end
+    call('HDEL', base .. 'lease', 'tag')
+  end
+  if mine then
+    return tonumber(lease[2]), true
+  end
+  if lease[1] then
+    call('SREM', root .. 'leases:' .. lease[1], base)
+  end
+  -- Terms rise even if the last writes were lost in a fail-over.
+  local term = math.max(tonumber(lease[2] or 0) + 1, math.floor(now))
+  call('HSET', base .. 'lease', 'worker', worker, 'term', int(term), 'until', int(now + ttl))
+  call('SADD', root .. 'leases:' .. worker, base)
+  call('DEL', base .. 'free')
+  return term, true
+end
+
+-- A worker that is gone reads nothing any more. `entry` is what it said of itself.
+local function forget_consumer(root, entry, worker)
+  local ok, queues = pcall(cjson.decode, call('HGET', entry, 'queues') or '[]')
+  if ok and type(queues) == 'table' then
+    for i = 1, #queues do
+      call('ZREM', root .. '{' .. queues[i] .. '}:consumers', worker)
+    end
+  end
+end
