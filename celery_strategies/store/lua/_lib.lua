@@ -11,6 +11,20 @@ local function int(number)
   return format('%.0f', number)
 end
 
+-- Call a command on a key that somebody may have overwritten: one of a wrong type has nothing of ours. Returns nil and the
+-- error then; any other error ends the script as ever.
+local function soft(...)
+  local fine, answer = pcall(call, ...)
+  if fine then
+    return answer
+  end
+  local text = type(answer) == 'table' and answer.err or tostring(answer)
+  if find(text, 'WRONGTYPE', 1, true) then
+    return nil, text
+  end
+  error(answer, 0)
+end
+
 -- Server time in microseconds; a test may inject its own.
 local function clock(injected)
   if injected ~= '' then

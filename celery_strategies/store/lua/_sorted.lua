@@ -27,20 +27,6 @@ local R = {[0] = 'r0', 'r1', 'r2', 'r3', 'r4', 'r5', 'r6', 'r7', 'r8', 'r9'}
 local V = {[0] = 'v0', 'v1', 'v2', 'v3', 'v4', 'v5', 'v6', 'v7', 'v8', 'v9'}
 local S = {[0] = 's0', 's1', 's2', 's3', 's4', 's5', 's6', 's7', 's8', 's9'}
 
--- Call a command on a key that somebody may have overwritten: one of a wrong type has nothing of ours. Returns nil and the
--- error then; any other error ends the script as ever.
-local function soft(...)
-  local fine, answer = pcall(call, ...)
-  if fine then
-    return answer
-  end
-  local text = type(answer) == 'table' and answer.err or tostring(answer)
-  if find(text, 'WRONGTYPE', 1, true) then
-    return nil, text
-  end
-  error(answer, 0)
-end
-
 local function get(q, name)
   return q.state[name] or 0
 end

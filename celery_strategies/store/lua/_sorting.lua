@@ -515,6 +515,7 @@ local function pick(q, l, n)
       if #found == 0 and found.readable and get(q, S[l]) == 0 then
         -- Whoever removed a key's jobs by hand did not lower the counter.
         add_ready(q, l, -get(q, R[l]))
+        put(q, V[l], 0)
       end
       return nil
     elseif usable(q, l, best) then
