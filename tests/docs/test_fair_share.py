@@ -22,6 +22,9 @@ DECISIONS = (
     "oldest visible message of that key."
 )
 
+#: Key ("-" for none), how many jobs, weight, level.
+TENANT = re.compile(r"([a-z]+|-)\N{MULTIPLICATION SIGN}(\d+)(?: w([\d.]+))?(?: p(\d))?")
+
 _MODES = {
     "shared": Interleave("fair"),
     "batch": Interleave("batch"),
@@ -49,7 +52,7 @@ class Played:
 
     def queue(self, *words: str) -> None:
         for tenant in " ".join(words).split(", "):
-            found = re.fullmatch(r"([a-z]+|-)×(\d+)(?: w([\d.]+))?(?: p(\d))?", tenant)
+            found = TENANT.fullmatch(tenant)
             assert found, tenant
             key = found[1].replace("-", "")
             for _ in range(int(found[2])):
