@@ -121,11 +121,15 @@ class Keeper:
         """Begin to beat."""
         self._thread.start()
 
+    def nudge(self) -> None:
+        """Have the thread turn now. Any thread, or a signal handler."""
+        with suppress(OSError):
+            self._nudge.send(b"\0")
+
     def stop(self) -> None:
         """Stop beating; waits a moment for a call that is out."""
         self._stopping = True
-        with suppress(OSError):
-            self._nudge.send(b"\0")
+        self.nudge()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(2.0)
         self._nudge.close()
@@ -162,6 +166,8 @@ class Keeper:
             watched.append(link.fileno())
         with suppress(OSError, ValueError):
             readable, _, _ = select.select(watched, (), (), pause)
+            if self._nudged in readable:
+                self._nudged.recv(64)
             if len(watched) > 1 and watched[1] in readable and link is not None:
                 try:
                     link.pump()

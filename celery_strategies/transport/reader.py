@@ -664,6 +664,8 @@ class Reader:
     def drain(self) -> None:
         """Stop taking: the outstanding take goes back, and from here on every settle is sent at once."""
         self.drained.begin(self._bindings.clear)
+        if self._keeper is not None:
+            self._keeper.nudge()
 
     def shutdown(self, started: Callable[[str], bool] = lambda _tag: True) -> None:
         """Give back whatever is still held, and leave. *started* tells whether a tag's job had begun."""
