@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from tests.support.workers import celery, job, publish
 
 from . import pages
 
+SCRIPTS = pages.ROOT / "celery_strategies" / "store" / "lua"
 SETTINGS: dict[str, Any] = {
     "broker_transport_options": {"global_keyprefix": "p:", "visibility_timeout": 5},
     "worker_send_task_events": True,
@@ -38,10 +40,31 @@ def test_the_rules_are_read() -> None:
     assert "+lpush" in producer_rules()
 
 
+def test_every_command_of_a_script_is_allowed() -> None:
+    text = "".join(path.read_text("utf-8") for path in SCRIPTS.glob("*.lua"))
+    used = set(re.findall(r"\b(?:call|try)\(\s*'([A-Z]+)'", text))
+    # What is named in a table of calls, or chosen between two.
+    used |= set(re.findall(r"[{(](?:i == 0 and )?'([A-Z]+)'(?:,| or)", text))
+    assert {"EVALSHA", "SORT"}.isdisjoint(used)
+    allowed = {rule[1:].partition("|")[0].upper() for rule in rules() if rule.startswith("+")}
+    assert len(used) > 40
+    assert used <= allowed
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "sorted_by",
+    [
+        {},
+        {"strategies_fair_share": True, "strategies_max_in_flight": {"*": 2}},
+        {"strategies_group_mode": "fifo"},
+    ],
+    ids=["plain", "fair", "groups"],
+)
 def test_a_worker_and_a_producer_with_these_rights_do_all_they_do(
-    redis_factory: RedisFactory, worker_factory: WorkerFactory
+    redis_factory: RedisFactory, worker_factory: WorkerFactory, sorted_by: dict[str, Any]
 ) -> None:
+    settings = {**SETTINGS, **sorted_by}
     server = redis_factory()
     admin = server.client()
     admin.execute_command("ACL", "SETUSER", "worker", *rules())
@@ -53,7 +76,7 @@ def test_a_worker_and_a_producer_with_these_rights_do_all_they_do(
     )
 
     # What a stock worker that died long ago held, and what nobody can run.
-    publish(server.url(), [job("record", "old", queue="alerts")], SETTINGS)
+    publish(server.url(), [job("record", "old", queue="alerts")], settings)
     raw = admin.rpop("p:alerts")
     tag = json.loads(raw)["properties"]["delivery_tag"]
     admin.hset("p:unacked", tag, json.dumps([json.loads(raw), "", "alerts"]))
@@ -64,13 +87,14 @@ def test_a_worker_and_a_producer_with_these_rights_do_all_they_do(
         as_worker,
         queues=("alerts", "emails"),
         concurrency=2,
-        settings=SETTINGS,
+        settings=settings,
         record_url=server.url(),
         gossip=True,
         mingle=True,
         heartbeat=True,
     )
-    jobs = [job("record", str(number), queue="emails") for number in range(10)]
+    tags = {"headers": {"fair_key": "acme", "fair_weight": 3, "group_key": "acme"}}
+    jobs = [job("record", str(number), queue="emails", **tags) for number in range(10)]
     jobs += [
         job("reject", "again", True, queue="alerts"),
         job("retry_once", "retry", queue="alerts"),
@@ -79,7 +103,7 @@ def test_a_worker_and_a_producer_with_these_rights_do_all_they_do(
         job("record", "later", queue="alerts", countdown=1),
         job("kill_self", "killed", queue="alerts"),
     ]
-    publish(as_producer, jobs, SETTINGS, stock=False)
+    publish(as_producer, jobs, settings, stock=False)
     wait_until(
         lambda: {"old", "later", "again", "retry", "killed"} <= set(started(admin)),
         timeout=40,
@@ -88,11 +112,15 @@ def test_a_worker_and_a_producer_with_these_rights_do_all_they_do(
     wait_until(lambda: admin.hlen("p:unacked") == 0, description="all are settled")
     assert admin.xlen("p:strategies:{alerts}:set_aside") == 1
 
-    celery("inspect", "ping", broker_url=as_worker, settings=SETTINGS)
-    celery("control", "cancel_consumer", "emails", broker_url=as_worker, settings=SETTINGS)
+    celery("inspect", "ping", broker_url=as_worker, settings=settings)
+    celery("control", "cancel_consumer", "emails", broker_url=as_worker, settings=settings)
+    if sorted_by:
+        for words in (["weight", "acme", "2"], ["cap", "acme", "1"], ["cap", "*", "none"]):
+            celery("strategies", *words, "-q", "emails", broker_url=as_worker, settings=settings)
     worker.stop()
-    celery("strategies", "unsort", "alerts", broker_url=as_worker, settings=SETTINGS)
-    celery("purge", "-f", "-Q", "alerts", broker_url=as_worker, settings=SETTINGS)
+    publish(as_producer, [job("record", "left", queue="emails", **tags)], settings, stock=False)
+    celery("strategies", "unsort", "alerts", "emails", broker_url=as_worker, settings=settings)
+    celery("purge", "-f", "-Q", "alerts", broker_url=as_worker, settings=settings)
 
     def text(value: Any) -> str:
         return value.decode() if isinstance(value, bytes) else str(value)
