@@ -110,7 +110,7 @@ class Keeper:
         #: The server's time, in milliseconds, of the first beat over this connection.
         self._began = 0
         self._suspects: dict[str, _Suspect] = {}
-        self._looked = 0.0
+        self._looked = self._next_beat = 0.0
         self._failing = self._warned = self._session = False
         self._thread = threading.Thread(
             target=self._run, name="celery-strategies-keeper", daemon=True
@@ -138,24 +138,25 @@ class Keeper:
     # -- the thread -----------------------------------------------------------------------------
 
     def _run(self) -> None:
-        next_beat = pause = 0.0
+        pause = 0.0
         while not self._stopping:
             try:
-                if monotonic() >= next_beat:
+                if monotonic() >= self._next_beat:
                     pause = self._turn()
-                    next_beat = monotonic() + pause
+                    self._next_beat = monotonic() + pause
+                    if self._failing:
+                        self._failing = False
+                        logger.info("The keeper reaches Redis again")
                 if self._hurries():
                     pause = HURRY_INTERVAL
-                if self._failing:
-                    self._failing = False
-                    logger.info("The keeper reaches Redis again")
             except (RedisError, OSError) as exc:
                 pause = BEAT_INTERVAL
+                self._next_beat = monotonic() + pause
                 if not self._failing:
                     self._failing = True
                     logger.warning("The keeper does not reach Redis, trying again: %s", exc)
                 self._disconnect()
-            self._wait(pause)
+            self._wait(max(0.0, min(pause, self._next_beat - monotonic())))
         self._disconnect()
 
     def _wait(self, pause: float) -> None:
@@ -173,6 +174,7 @@ class Keeper:
                     link.pump()
                 except (RedisError, OSError):
                     self._disconnect()
+                    self._next_beat = 0.0
 
     def _disconnect(self) -> None:
         link, self._link = self._link, None

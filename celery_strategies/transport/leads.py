@@ -61,10 +61,10 @@ class Leads:
     def _leaves(self, queue: str, now: float) -> int:
         if queue not in self._outranked:
             return 0
-        if queue in self.exclusive:
-            # The lease is for whoever has the highest priority; a job in flight ends first.
-            return 2
-        return int(now - self._taken.get(queue, 0.0) < self._pause)
+        if now - self._taken.get(queue, 0.0) >= self._pause:
+            return 0
+        # The lease is for whoever has the highest priority and wants it; a job in flight ends first.
+        return 2 if queue in self.exclusive else 1
 
     def asked(self, sources: Sequence[SourceKeys], skip: bytes, now: float) -> None:
         """Note that a take at *now* asked all *sources* but those in *skip*."""
@@ -75,7 +75,7 @@ class Leads:
 
     def next_turn(self, now: float) -> float | None:
         """Return the seconds until a take may ask an outranked queue again; None if there is none."""
-        shared = [queue for queue in self._outranked if queue not in self.exclusive]
-        if not shared:
+        if not self._outranked:
             return None
-        return max(0.0, min(self._taken.get(queue, 0.0) for queue in shared) + self._pause - now)
+        first = min(self._taken.get(queue, 0.0) for queue in self._outranked)
+        return max(0.0, first + self._pause - now)

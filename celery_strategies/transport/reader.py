@@ -182,7 +182,7 @@ class Reader:
         self._last_yield: str | None = None
         self._asked = False
         self._hungry = True
-        self._took_at = 0.0
+        self._took_at = self._asked_at = 0.0
         self._granted_last = 0
         self._lingering = False
         self._acks_due = 0.0
@@ -270,7 +270,10 @@ class Reader:
             **self.about,
             "pid": os.getpid(),
             "host": socket.gethostname(),
-            "queues": [source.queue for source in self.sources.ordered()],
+            # At a shutdown, none: those of lower priority need not wait until its last job has ended.
+            "queues": [
+                source.queue for source in self.sources.ordered() if not self.drained.active
+            ],
             "strategy": self.strategy.label,
             "priority": self.consumer_priority,
         }
@@ -513,6 +516,8 @@ class Reader:
         self._asked = True
         self._hungry = False
         self._took_at = now
+        # From before the take: its lease is not older than that.
+        self._asked_at = boot_time()
         self._acks_due = 0.0
         session.link.send(packed, partial(self._granted, session, plan, n, batch))
 
@@ -578,7 +583,8 @@ class Reader:
 
     def _deliver(self, plan: TakePlan, deliveries: Sequence[Delivery]) -> None:
         for delivery in deliveries:
-            self.settler.hold(delivery.tag, plan.sources[delivery.source].queue, delivery.list)
+            queue = plan.sources[delivery.source].queue
+            self.settler.hold(delivery.tag, queue, delivery.list, self._asked_at)
         for index, delivery in enumerate(deliveries):
             try:
                 self._deliver_one(plan.sources[delivery.source].queue, delivery)

@@ -47,7 +47,7 @@ class Held:
     list: int
     message: Callable[[], Any] | None = None
     job: Callable[[], Any] | None = None
-    #: When it was taken, by :func:`boot_time`.
+    #: When it was asked for, by :func:`boot_time`.
     since: float = 0.0
     suspect: bool = False
     limited: bool = False
@@ -226,11 +226,9 @@ class Settler:
         freed, self._freed = self._freed, False
         return freed
 
-    def hold(self, tag: str, queue: str, step: int) -> None:
-        """Note that take handed out *tag*."""
-        self.held[tag] = Held(queue, step)
-        if calls.is_leased(tag):
-            self.held[tag].since = boot_time()
+    def hold(self, tag: str, queue: str, step: int, since: float = 0.0) -> None:
+        """Note that a take that was sent at *since*, by :func:`boot_time`, handed out *tag*."""
+        self.held[tag] = Held(queue, step, since=since)
 
     def limit(self, tag: str) -> bool:
         """Note that the job of *tag* has a permit of a limit; False if it is not held any more."""

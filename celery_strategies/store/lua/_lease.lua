@@ -1,19 +1,23 @@
 -- The lease of a queue with a single active consumer. Defines locals only; needs _sorted.
---   lease              hash: worker, term (its fencing number), until (milliseconds), tag (of the one job in flight)
+--   lease              hash: worker, term (its fencing number), until (milliseconds), tag (of the one job in flight), late (once
+--                      it was found to have run out: until when it is left to its owner all the same)
 --   free               string: there while nobody has the lease; those who stand by track it
 --   leases:<worker>    set of the bases of the queues whose lease a worker has
+
+-- Milliseconds for which a lease that has run out is left to its owner: after a pause of Redis itself, its beat is on its way.
+local LATE = 2000
 
 -- Give up a lease, if a worker has it. The term stays, so that the next one is higher.
 local function give_up_lease(root, base, worker)
   if call('HGET', base .. 'lease', 'worker') == worker then
-    call('HDEL', base .. 'lease', 'worker', 'until')
+    call('HDEL', base .. 'lease', 'worker', 'until', 'late')
     call('SET', base .. 'free', '1', 'PX', 60000)
     call('SREM', root .. 'leases:' .. worker, base)
   end
 end
 
 local function give_up_leases(root, worker)
-  local bases = call('SMEMBERS', root .. 'leases:' .. worker)
+  local bases = call('SRANDMEMBER', root .. 'leases:' .. worker, 1000)
   for i = 1, #bases do
     give_up_lease(root, bases[i], worker)
   end
@@ -23,24 +27,37 @@ end
 -- Take up the lease of a queue, or keep it; returns its term if this worker may take a job now, nil if not, and whether it
 -- leads. The job of a leader whose lease has run out goes back first, so that the order holds.
 local function lead(root, base, worker, now, ttl, unacked, unacked_index)
-  local lease = call('HMGET', base .. 'lease', 'worker', 'term', 'until', 'tag')
-  local mine, tag = lease[1] == worker, lease[4]
-  if lease[1] and not mine and tonumber(lease[3] or 0) > now then
-    return nil, false
+  local name = base .. 'lease'
+  local lease = call('HMGET', name, 'worker', 'term', 'until', 'tag', 'late')
+  local mine, tag, late = lease[1] == worker, lease[4], tonumber(lease[5] or 0)
+  if lease[1] and not mine then
+    if tonumber(lease[3] or 0) > now then
+      return nil, false
+    elseif late == 0 then
+      late = now + LATE
+      call('HSET', name, 'late', int(late))
+    end
+    if late > now then
+      return nil, false
+    end
   end
   if tag then
-    if mine then
-      return nil, true
-    end
     local before = string.match(tag, '^(.*):[^:]*$')
     local holder = root .. 'holder:' .. (before or '')
     local place = call('HGET', holder, tag)
-    if place then
+    if place and mine then
+      return nil, true
+    elseif place then
       give_back(root, unacked, unacked_index, holder, tag, place, 1, 0)
     end
-    call('HDEL', base .. 'lease', 'tag')
+    call('HDEL', name, 'tag')
+  end
+  if late > 0 then
+    call('HDEL', name, 'late')
   end
   if mine then
+    -- Who takes now may start the job while this lasts.
+    call('HSET', name, 'until', int(now + ttl))
     return tonumber(lease[2]), true
   end
   if lease[1] then
@@ -48,7 +65,7 @@ local function lead(root, base, worker, now, ttl, unacked, unacked_index)
   end
   -- Terms rise even if the last writes were lost in a fail-over.
   local term = math.max(tonumber(lease[2] or 0) + 1, math.floor(now))
-  call('HSET', base .. 'lease', 'worker', worker, 'term', int(term), 'until', int(now + ttl))
+  call('HSET', name, 'worker', worker, 'term', int(term), 'until', int(now + ttl))
   call('SADD', root .. 'leases:' .. worker, base)
   call('DEL', base .. 'free')
   return term, true

@@ -32,10 +32,11 @@ end
 if #scores > 0 then
   call('ZADD', KEYS[3], 'XX', unpack(scores))
 end
-for _, base in ipairs(call('SMEMBERS', KEYS[6])) do
+for _, base in ipairs(call('SRANDMEMBER', KEYS[6], 1000)) do
   -- Only ours: who was silent for long may have lost it.
   if call('HGET', base .. 'lease', 'worker') == ARGV[1] then
     call('HSET', base .. 'lease', 'until', int(ms + ARGV[6]))
+    call('HDEL', base .. 'lease', 'late')
   else
     call('SREM', KEYS[6], base)
   end
