@@ -166,9 +166,9 @@ def share(values: list[float], part: float) -> float:
 
 def table(title: str, jobs: list[Job], plan: Plan) -> str:
     """Return the waits of each tenant."""
-    width = max(len("tenant"), *(len(job.tenant) for job in jobs))
+    width = max(len(text) for text in (*(title for title, *_ in VARIANTS), "minnow-10"))
     text = [
-        f"{title:<{width}}           jobs that went first        seconds",
+        f"{title:<{width}}           jobs that went first         seconds",
         f"{'tenant':<{width}}    jobs   median     p95    last   median     p95    last",
     ]
     for tenant in ("whale", *(f"minnow-{number}" for number in range(1, plan.minnows + 1))):
