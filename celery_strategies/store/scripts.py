@@ -42,7 +42,7 @@ def _text(name: str) -> str:
 #: What a script needs that also exists for plain sources alone, where it is called most often.
 _PLAIN = ("_lib", "_plain")
 #: What a script that works on sorted jobs or settles needs, and one that also sorts or draws.
-_SORTED = ("_lib", "_sorted", "_limits")
+_SORTED = ("_lib", "_sorted", "_moving", "_limits")
 _SORTING = (*_SORTED, "_sorting")
 #: And one that knows of leases.
 _LEASE = ("_lease",)

@@ -24,21 +24,21 @@ local function give_up_leases(root, worker)
   call('DEL', root .. 'leases:' .. worker)
 end
 
--- Take up the lease of a queue, or keep it; returns its term if this worker may take a job now, nil if not, and whether it
--- leads. The job of a leader whose lease has run out goes back first, so that the order holds.
+-- Take up the lease of a queue, or keep it; returns its term: 0 if it is this worker's but its job is in flight, or below zero
+-- the milliseconds until somebody else's runs out. The job of a leader whose lease has run out goes back first, so that the
+-- order holds.
 local function lead(root, base, worker, now, ttl, unacked, unacked_index)
   local name = base .. 'lease'
   local lease = call('HMGET', name, 'worker', 'term', 'until', 'tag', 'late')
   local mine, tag, late = lease[1] == worker, lease[4], tonumber(lease[5] or 0)
   if lease[1] and not mine then
-    if tonumber(lease[3] or 0) > now then
-      return nil, false
-    elseif late == 0 then
+    local ends = tonumber(lease[3] or 0)
+    if ends <= now and late == 0 then
       late = now + LATE
       call('HSET', name, 'late', int(late))
     end
-    if late > now then
-      return nil, false
+    if math.max(ends, late) > now then
+      return math.min(-1, math.floor(now - math.max(ends, late)))
     end
   end
   if tag then
@@ -46,9 +46,9 @@ local function lead(root, base, worker, now, ttl, unacked, unacked_index)
     local holder = root .. 'holder:' .. (before or '')
     local place = call('HGET', holder, tag)
     if place and mine then
-      return nil, true
+      return 0
     elseif place then
-      give_back(root, unacked, unacked_index, holder, tag, place, 1, 0)
+      moving().give_back(root, unacked, unacked_index, holder, tag, place, 1, 0)
     end
     call('HDEL', name, 'tag')
   end
@@ -58,7 +58,7 @@ local function lead(root, base, worker, now, ttl, unacked, unacked_index)
   if mine then
     -- Who takes now may start the job while this lasts.
     call('HSET', name, 'until', int(now + ttl))
-    return tonumber(lease[2]), true
+    return tonumber(lease[2])
   end
   if lease[1] then
     call('SREM', root .. 'leases:' .. lease[1], base)
@@ -68,7 +68,7 @@ local function lead(root, base, worker, now, ttl, unacked, unacked_index)
   call('HSET', name, 'worker', worker, 'term', int(term), 'until', int(now + ttl))
   call('SADD', root .. 'leases:' .. worker, base)
   call('DEL', base .. 'free')
-  return term, true
+  return term
 end
 
 -- A worker that is gone reads nothing any more. `entry` is what it said of itself.

@@ -1,6 +1,8 @@
 -- Sorting a queue's new jobs by key, and drawing the next ones. Defines locals only; needs _sorted.
 -- Returns `sort`. Redis runs all of a script's definitions in each call; those of sorting are hardly ever needed.
 local function new_sort()
+  local M = moving()
+  local put_front, head_of, is_indexed, enter = M.put_front, M.head_of, M.is_indexed, M.enter
   -- Messages read from a list at once while sorting: a few, since nobody knows how large they are.
   local CHUNK = 8
 
@@ -389,7 +391,7 @@ local function stop(q, key)
   q.stopped[key] = true
   for l = 0, 9 do
     if get(q, R[l]) > 0 then
-      q.fewer = q.fewer + count_of(q, l, key)
+      q.fewer = q.fewer + moving().count_of(q, l, key)
       for _, c in ipairs(q.levels[l] or {}) do
         if c.key == key then
           q.fewer = q.fewer - c.taken
@@ -566,10 +568,10 @@ end
 local function block_everywhere(q, key)
   for l = 0, 9 do
     if get(q, R[l]) > 0 then
-      local sequence, _, front = head_of(q, l, key)
+      local sequence, _, front = moving().head_of(q, l, key)
       if sequence then
-        block(q, l, key)
-        leave_index(q, l, key, front, sequence)
+        moving().block(q, l, key)
+        moving().leave_index(q, l, key, front, sequence)
       end
     end
   end

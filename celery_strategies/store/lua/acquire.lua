@@ -14,6 +14,9 @@
 -- Returns {1 if it has a permit, 0 if it waits in line, -1 if this worker did not hold it, -2 if a key of the limit cannot
 --   be read; number of others that got a permit; error text}
 -- Invariant: the line has the message before its record goes; a message that has a permit already keeps that one
+local sorted_place, base_of = moving().sorted_place, moving().base_of
+local L = limits()
+local is_error, milliseconds_now, serve_line, occupy = L.is_error, L.milliseconds_now, L.serve_line, L.occupy
 call('DEL', KEYS[1])
 local root, tag, limit = sub(KEYS[1], 1, -8), ARGV[1], ARGV[2]
 local to, duration = tonumber(ARGV[3]), tonumber(ARGV[4])

@@ -24,7 +24,7 @@ local entries = call('HSCAN', KEYS[5], '0', 'COUNT', ARGV[5])[2]
 for i = 1, #entries, 2 do
   if entries[i] ~= '' and seen < tonumber(ARGV[5]) then
     seen = seen + 1
-    if give_back(root, KEYS[2], KEYS[3], KEYS[5], entries[i], entries[i + 1], 1001, tonumber(ARGV[4])) then
+    if moving().give_back(root, KEYS[2], KEYS[3], KEYS[5], entries[i], entries[i + 1], 1001, tonumber(ARGV[4])) then
       moved = moved + 1
     end
   end

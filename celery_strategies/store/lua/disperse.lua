@@ -6,6 +6,7 @@
 -- ARGV[1] count number of messages at most
 -- Returns number of messages moved
 -- Invariant: the returned set has a message before the line loses it; what is left of their lines is dropped when served
+local parts_of, put_returned = limits().parts_of, limits().put_returned
 call('DEL', KEYS[1])
 local members, moved = call('ZRANGE', KEYS[2], 0, tonumber(ARGV[1]) - 1), 0
 for i = 1, #members do

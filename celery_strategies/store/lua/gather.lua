@@ -7,6 +7,8 @@
 -- ARGV[2+] strays: 'level:key' of lists that exist: nothing is moved, they come into the index if they are not there
 -- Returns number of jobs moved, -1 when nothing is sorted any more
 -- Invariant: the list has a job before its key's list loses it; caps and groups hold nothing back
+local M = moving()
+local head_of, is_indexed, count_of, enter, unblock = M.head_of, M.is_indexed, M.count_of, M.enter, M.unblock
 call('DEL', KEYS[1])
 local base = sub(KEYS[2], 1, -7)
 if #ARGV > 1 and not open(base) and not ruined[base] then

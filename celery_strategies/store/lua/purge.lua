@@ -5,6 +5,7 @@
 -- ARGV[1] count number of keys at most
 -- Returns {number of jobs removed, 1 if there are more}
 -- Invariant: jobs in flight stay in flight
+local count_of = moving().count_of
 call('DEL', KEYS[1])
 local base = sub(KEYS[2], 1, -7)
 local q = open(base)

@@ -7,6 +7,8 @@
 -- ARGV[3+] tags: one each
 -- Returns number of permits that had expired: those jobs run, so they count again, be it one too many
 -- Invariant: a permit that was given up is not brought back
+local L = limits()
+local milliseconds_now, is_error, occupy = L.milliseconds_now, L.is_error, L.occupy
 call('DEL', KEYS[1])
 local root, now, late = sub(KEYS[1], 1, -8), milliseconds_now(ARGV[2]), 0
 local found = call('HMGET', KEYS[2], unpack(ARGV, 3))

@@ -19,7 +19,7 @@ for i = 1, #KEYS - 3 do
   local score = call('ZSCORE', unacked_index, tag)
   if call('HGET', holder, tag) == place
       and (limit == '' or (score and tonumber(score) <= tonumber(limit))) then
-    if give_back(root, unacked, unacked_index, holder, tag, place, started, tonumber(ARGV[3])) then
+    if moving().give_back(root, unacked, unacked_index, holder, tag, place, started, tonumber(ARGV[3])) then
       moved = moved + 1
     end
   end

@@ -6,6 +6,7 @@
 -- ARGV[2] now microseconds or ''
 -- Returns {number of messages that got a permit, milliseconds until the next look; -1: there is no line}
 -- Invariant: a message that leaves its line has a permit, and is where its queue is read
+local milliseconds_now, serve_line = limits().milliseconds_now, limits().serve_line
 call('DEL', KEYS[1])
 local root, now, served, bytes = sub(KEYS[1], 1, -8), milliseconds_now(ARGV[2]), 0, 0
 local due = call('ZRANGEBYSCORE', KEYS[2], '-inf', int(now), 'LIMIT', 0, ARGV[1])

@@ -8,6 +8,8 @@
 -- ARGV[4] cursor number: '0' to begin with; for '!*' and '', what the last call returned
 -- Returns next cursor, '0' when done; -1 if the queue has no policy
 -- Invariant: a key is in the index, or full, by the values that are in force
+local M = moving()
+local head_of, enter, unblock, block, leave_index = M.head_of, M.enter, M.unblock, M.block, M.leave_index
 local q = open(sub(KEYS[1], 1, -7))
 if not q then
   return ruined[sub(KEYS[1], 1, -7)] and redis.error_reply(ruined[sub(KEYS[1], 1, -7)]) or '-1'

@@ -22,7 +22,7 @@
 -- Returns {valid, turn, more, messages, bad, broken, lost, now, unsorted, notes, unknown, terms}: messages = source, tag, list,
 --   deliveries, raw, ...; now in microseconds, '' if it was not asked for; unsorted = source, messages, ...; notes = source,
 --   text, ...; unknown = sources that are to be sorted and have no policy; terms = source, term
---   of the lease (0 = it is ours, and its job in flight; -1 = somebody else's), ...
+--   of the lease (0 = it is ours, and its job in flight; below 0 = somebody else's, for so many milliseconds), ...
 -- Invariant: the new place is written before the old one is removed; nothing is written for a stale session
 local wake, sequence, unacked, unacked_index, holder = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local worker, strategy, byte_limit = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
@@ -123,9 +123,9 @@ local function measure(s)
     if leave == 2 and not call('HGET', base .. 'lease', 'tag') then
       give_up_lease(root, base, worker)
     elseif leave == 0 then
-      local term, leads = lead(root, base, worker, now / 1000, lease_ttl, unacked, unacked_index)
-      terms[#terms + 1], terms[#terms + 2] = s - 1, leads and int(term or 0) or '-1'
-      leave = term and 0 or 1
+      local term = lead(root, base, worker, now / 1000, lease_ttl, unacked, unacked_index)
+      terms[#terms + 1], terms[#terms + 2] = s - 1, int(term)
+      leave = term > 0 and 0 or 1
     end
   end
   if leave > 0 then
@@ -161,7 +161,7 @@ local function measure(s)
       if q.ready == 0 and q.full > 0 then
         -- Nothing may run: a look whether some of the full keys are full by mistake.
         for _, entry in ipairs(call('SRANDMEMBER', base .. 'full', 4)) do
-          unblock(q, sub(entry, 3))
+          moving().unblock(q, sub(entry, 3))
         end
       end
       total = sort_some(s, q)
