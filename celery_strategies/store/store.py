@@ -111,7 +111,8 @@ class Place:
         key = None
         if not rest.startswith(b","):
             _weight, size, rest = rest.split(b":", 2)
-            key, rest = rest[: int(size)].decode(), rest[int(size) :]
+            # A foreign producer's key may be any bytes.
+            key, rest = _text(rest[: int(size)]), rest[int(size) :]
         queue = json.loads(b"[0" + rest)[2]
         return cls(int(step), int(number), int(deliveries), queue, key)
 
@@ -183,7 +184,7 @@ class Grant(NamedTuple):
             tuple(
                 [(bad[i], bad[i + 1].decode(), _text(bad[i + 2])) for i in range(0, len(bad), 3)]
             ),
-            tuple([(broken[i], broken[i + 1].decode()) for i in range(0, len(broken), 2)]),
+            tuple([(broken[i], _text(broken[i + 1])) for i in range(0, len(broken), 2)]),
             tuple([tag.decode() for tag in lost]),
             int(now) / 1e6 if now else None,
             tuple(zip(unsorted[::2], unsorted[1::2], strict=True)),

@@ -9,7 +9,7 @@ local LATE = 2000
 
 -- Give up a lease, if a worker has it. The term stays, so that the next one is higher.
 local function give_up_lease(root, base, worker)
-  if call('HGET', base .. 'lease', 'worker') == worker then
+  if soft('HGET', base .. 'lease', 'worker') == worker then
     call('HDEL', base .. 'lease', 'worker', 'until', 'late')
     call('SET', base .. 'free', '1', 'PX', 60000)
     call('SREM', root .. 'leases:' .. worker, base)
@@ -29,7 +29,11 @@ end
 -- order holds.
 local function lead(root, base, worker, now, ttl, unacked, unacked_index)
   local name = base .. 'lease'
-  local lease = call('HMGET', name, 'worker', 'term', 'until', 'tag', 'late')
+  local lease = soft('HMGET', name, 'worker', 'term', 'until', 'tag', 'late')
+  if not lease then
+    -- Nothing of ours is left of it: the queue waits for an operator.
+    return -ttl
+  end
   local mine, tag, late = lease[1] == worker, lease[4], tonumber(lease[5] or 0)
   if lease[1] and not mine then
     local ends = tonumber(lease[3] or 0)

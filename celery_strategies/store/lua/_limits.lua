@@ -58,11 +58,8 @@ limits = function()
       return false
     end
     if key then
-      local ok, q = pcall(open, base)
-      if not ok then
-        return false
-      elseif q then
-        put_front(q, list, key, number, format('%.0f:%d:%s:', number, deliveries, weight) .. raw)
+      local q = open(base)
+      if q and put_front(q, list, key, number, format('%.0f:%d:%s:', number, deliveries, weight) .. raw) then
         return true
       end
     end

@@ -93,9 +93,11 @@ moving = function()
   -- Put a given-back job before everything newer of its key; false if that is impossible.
   local function put_front(q, l, key, sequence, element)
     local name, entry = front_key(q, l, key), l .. ':' .. key
-    local there, failure = soft('ZSCORE', name, element)
+    local number = int(sequence)
+    local there, failure = soft('ZCOUNT', name, number, number)
     odd(q, 'front:' .. entry, failure)
-    if there then
+    if there and there > 0 then
+      -- By a script that was stopped then.
       return true
     elseif not failure then
       local _
@@ -125,7 +127,7 @@ moving = function()
       local _, _, weight = parse(element)
       enter(q, l, key, true, sequence, weight)
     end
-    call('ZADD', name, int(sequence), element)
+    call('ZADD', name, number, element)
     if first and head then
       leave_index(q, l, key, front, head)
     end
@@ -164,24 +166,19 @@ moving = function()
   -- Note that a job of a sorted queue is no more in flight.
   local function release(root, tag, place)
     local l, _, _, _, key, suffix = sorted_place(place)
-    local kind = byte(tag, -1)
-    if kind ~= 107 then
+    suffix = suffix or string.match(place, '^%d+:%d+:%d+:(.*)$')
+    local kind, base = byte(tag, -1), suffix and base_of(root, suffix)
+    if not base then
+      return
+    elseif kind ~= 107 and soft('HGET', base .. 'lease', 'tag') == tag then
       -- Of a queue with a single active consumer, whose next job may go now.
-      suffix = suffix or string.match(place, '^%d+:%d+:%d+:(.*)$')
-      local base = base_of(root, suffix)
-      if call('HGET', base .. 'lease', 'tag') == tag then
-        call('HDEL', base .. 'lease', 'tag')
-      end
-      if kind == 108 then
-        return
-      end
+      call('HDEL', base .. 'lease', 'tag')
     end
-    if not l then
+    if not l or kind == 108 then
       return
     end
-    local base = base_of(root, suffix)
-    local removed = base and soft('SREM', base .. 'running:' .. key, tag) == 1
-    local q = base and open(base)
+    local removed = soft('SREM', base .. 'running:' .. key, tag) == 1
+    local q = open(base)
     if q then
       if removed and q.in_flight[key] then
         q.in_flight[key] = q.in_flight[key] - 1
@@ -211,9 +208,9 @@ moving = function()
     local q = l and open(base)
     deliveries = tonumber(deliveries) + started
     local deaths = math.floor(deliveries / 1000)
-    if started > 1000 and most > 0 and deaths >= most then
-      call('XADD', base .. 'dead', '*', 'reason', format('%d workers died while they held it', deaths), 'list', list,
-        'key', key or '', 'weight', weight or '', 'worker', sub(holder, #root + 8), 'message', raw)
+    if started > 1000 and most > 0 and deaths >= most and soft('XADD', base .. 'dead', '*',
+        'reason', format('%d workers died while they held it', deaths), 'list', list, 'key', key or '',
+        'weight', weight or '', 'worker', sub(holder, #root + 8), 'message', raw) then
       settle(root, unacked, unacked_index, holder, {tag})
       return true
     end

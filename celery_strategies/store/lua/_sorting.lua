@@ -589,15 +589,13 @@ end
 -- Give the keys of a level that were drawn from their new places in the index, or none.
 local function reindex(q, l, found)
   local index, tags = found.index, q.base .. 'tags:' .. l
-  local gone, entries, kept, forgotten, served = {}, {}, {}, {}, false
+  local gone, entries, kept, forgotten, entered, served = {}, {}, {}, {}, {}, false
   for i = 1, #found do
     local c = found[i]
     if c.taken > 0 or c.gone then
       served = served or c.taken > 0
-      if c.gone or c.member ~= c.old then
-        gone[#gone + 1] = c.old
-      end
       if not c.gone then
+        entered[c.member] = true
         entries[#entries + 1], entries[#entries + 2] = format('%.17g', c.entry or c.tag), c.member
         if c.n then
           kept[#kept + 1], kept[#kept + 2] = c.key, format('%.17g %.0f %.17g', c.j, c.n, c.w)
@@ -606,6 +604,13 @@ local function reindex(q, l, found)
       if c.stored and not c.n or c.gone and not c.exact then
         forgotten[#forgotten + 1] = c.key
       end
+    end
+  end
+  for i = 1, #found do
+    local c = found[i]
+    -- What one entry of a key moves to may be where another stood.
+    if (c.taken > 0 or c.gone) and not entered[c.old] then
+      gone[#gone + 1] = c.old
     end
   end
   if #gone == 0 and #entries == 0 then

@@ -329,7 +329,7 @@ if #plan > 0 then
   local last = call('INCRBY', sequence, #plan)
   now = now or clock(ARGV[arg + 5])
   local seconds = format('%.6f', now / 1000000)
-  local records, scores, places, counted = {}, {}, {}, {}
+  local records, scores, places, counted, led = {}, {}, {}, {}, {}
   for i = 1, #plan do
     local s, list, place, deliveries, raw, its_key, weight = unpack(plan[i])
     local number = last - #plan + i
@@ -352,7 +352,7 @@ if #plan > 0 then
       if not its_key then
         tag = tag .. 'l'
       end
-      call('HSET', sub(KEYS[key_of[s] + 1], 1, -10) .. 'lease', 'tag', tag)
+      led[#led + 1], led[#led + 2] = sub(KEYS[key_of[s] + 1], 1, -10) .. 'lease', tag
     end
     places[2 * i] = places[2 * i] .. suffix
     records[2 * i - 1], scores[2 * i], places[2 * i - 1] = tag, tag, tag
@@ -363,11 +363,14 @@ if #plan > 0 then
   call('HSET', unacked, unpack(records))
   call('ZADD', unacked_index, unpack(scores))
   call('HSET', holder, unpack(places))
-  -- After the holder, without which nobody would ever take one out again.
+  -- After the holder, without which nobody would ever take these out again.
   for i = 1, #counted do
     local q, name, tag = unpack(counted[i])
     local _, failure = soft('SADD', q.base .. name, tag)
     odd(q, name, failure)
+  end
+  for i = 1, #led, 2 do
+    call('HSET', led[i], 'tag', led[i + 1])
   end
 end
 for s, used_of in pairs(used) do
