@@ -122,7 +122,13 @@ def test_every_file_is_loaded() -> None:
     names = {
         file.name.removesuffix(".lua") for file in folder.iterdir() if file.name.endswith(".lua")
     }
-    assert names == {script.name for script in scripts.ALL} | {"_lib"}
+    helpers = {name for name in names if name.startswith("_")}
+    loaded = {re.sub("_(sorted|single)$", "", script.name) for script in scripts.ALL}
+    assert names == loaded | helpers
+    # Helpers are there to be used.
+    for name in helpers:
+        text = folder.joinpath(f"{name}.lua").read_text("utf-8").encode()
+        assert any(text in script.source for script in scripts.ALL), name
 
 
 def test_the_server_agrees_on_names(redis_db: redis.Redis) -> None:

@@ -9,7 +9,15 @@ from celery_strategies.core.strategies import Strategy
 from celery_strategies.store import scripts
 from celery_strategies.store import store as calls
 from celery_strategies.store.keys import Keys
-from celery_strategies.store.store import Delivery, Grant, Place, SourceKeys, Store, TakePlan
+from celery_strategies.store.store import (
+    HAS_ENDED,
+    Delivery,
+    Grant,
+    Place,
+    SourceKeys,
+    Store,
+    TakePlan,
+)
 
 from .tools import split
 
@@ -30,6 +38,17 @@ def test_a_place_can_be_read_back(place: Place) -> None:
     assert Place.parse(entry.encode()) == place
 
 
+@pytest.mark.parametrize("key", ["", "a", '7:,"', "ż" * 256])
+def test_a_sorted_place_can_be_read_back(key: str) -> None:
+    size = len(key.encode())
+    entry = f"3:4:5:0.5:{size}:{key}{calls.suffix_of('q:1')}"
+    assert Place.parse(entry.encode()) == Place(3, 4, 5, "q:1", key)
+
+
+def test_a_key_of_any_bytes_leaves_its_place_readable() -> None:
+    assert Place.parse(b'3:4:5::2:\xff\xfe,"","q"]') == Place(3, 4, 5, "q", "\ufffd\ufffd")
+
+
 def test_a_grant_is_read_from_the_reply() -> None:
     reply = [
         1,
@@ -37,8 +56,13 @@ def test_a_grant_is_read_from_the_reply() -> None:
         1,
         [0, b"w:1.1", 3, 4, b"raw", 1, b"w:1.2", 0, 0, b"\xff"],
         [1, b"1-1", b"why"],
-        [0, b"WRONGTYPE"],
+        [0, b"WRONGTYPE \xff"],
         [b"w:1.0"],
+        b"1700000000250000",
+        [1, 300],
+        [0, b"fair_key is no key: \xff"],
+        [2],
+        [0, b"17", 1, b"-1"],
     ]
     assert Grant.parse(reply) == Grant(
         valid=True,
@@ -46,8 +70,13 @@ def test_a_grant_is_read_from_the_reply() -> None:
         more=True,
         deliveries=(Delivery(0, "w:1.1", 3, 4, b"raw"), Delivery(1, "w:1.2", 0, 0, b"\xff")),
         set_aside=((1, "1-1", "why"),),
-        broken=((0, "WRONGTYPE"),),
+        broken=((0, "WRONGTYPE \ufffd"),),
         lost=("w:1.0",),
+        now=1_700_000_000.25,
+        unsorted=((1, 300),),
+        notes=((0, "fair_key is no key: \ufffd"),),
+        unknown=(2,),
+        terms=((0, 17), (1, -1)),
     )
     assert Grant.parse([0]) == Grant(valid=False)
 
@@ -56,6 +85,23 @@ def test_the_worker_is_read_from_its_tags() -> None:
     assert calls.worker_of("celery@host-0123:4.17") == "celery@host-0123"
     assert calls.worker_of("a:b@c:d:4.17") == "a:b@c:d"
     assert calls.worker_of("3f9c1b1e-producer") == ""
+
+
+@pytest.mark.parametrize(
+    ("sources", "tags", "script"),
+    [
+        ([SourceKeys("q", None, (0,))], ["w:1.1"], scripts.TAKE),
+        ([SourceKeys("q", None, (0,))], ["w:1.1k"], scripts.TAKE_SORTED),
+        ([SourceKeys("q", None, (0,))], [f"{HAS_ENDED}w:1.1"], scripts.TAKE_SORTED),
+        ([SourceKeys("q", None, (0,)), SourceKeys("r", None, (0,), True)], [], scripts.TAKE_SORTED),
+        ([SourceKeys("q", None, (0,), False, True)], [], scripts.TAKE_SINGLE),
+    ],
+)
+def test_a_take_is_no_longer_than_it_has_to_be(
+    sources: list[SourceKeys], tags: list[str], script: scripts.Script
+) -> None:
+    packed = TakePlan(Keys(), "w", Strategy.PRIORITY, sources).call("1", 1, tags=tags)
+    assert split(packed)[1] == script.sha.encode()
 
 
 def test_every_script_is_loaded_with_its_source() -> None:
@@ -68,9 +114,9 @@ def test_a_plan_is_packed_once_and_called_often() -> None:
     plan = TakePlan(Keys(prefix="p:"), "w", Strategy.MAX_LEN, sources)
     first = split(plan.call("1", 4, turn=1, idle=True, tags=["x", "y"], now=17))
     again = split(plan.call("2", 64))
-    assert first[:-7] == again[:-5]
-    assert first[-7:] == [b"1", b"4", b"1", b"1", b"17", b"x", b"y"]
-    assert again[-5:] == [b"2", b"64", b"0", b"0", b""]
+    assert first[:-8] == again[:-6]
+    assert first[-8:] == [b"1", b"4", b"1", b"1", b"17", b"", b"x", b"y"]
+    assert again[-6:] == [b"2", b"64", b"0", b"0", b"", b""]
     keys = first[3 : 3 + int(first[2])]
     assert len(keys) == 5 + (4 + 3) + (4 + 2)
     assert all(key.startswith(b"p:") for key in keys)
@@ -89,7 +135,9 @@ def test_every_key_has_the_prefix_and_a_name_of_its_own(prefix: str) -> None:
     ]
     for queue in ("q", "q2"):
         names += [*keys.inboxes(queue), keys.returned(queue), keys.set_aside(queue)]
-        names += [keys.watchers(queue), keys.parked(queue)]
+        names += [keys.watchers(queue), keys.parked(queue), keys.delayed(queue)]
+        names += [keys.policy(queue), keys.state(queue), keys.caps(queue), keys.weights(queue)]
+        names += [keys.ready(queue), keys.sorter(queue), keys.unsorted(queue)]
     assert len(set(names)) == len(names)
     assert all(name.startswith(prefix) for name in names)
     assert keys.inboxes("q") == [f"{prefix}q", *(f"{prefix}q|{step}" for step in range(1, LISTS))]
@@ -102,14 +150,14 @@ def test_calls_name_only_declared_keys_in_their_order() -> None:
     assert parts == [
         b"EVALSHA",
         scripts.RESTORE.sha.encode(),
-        b"5",
+        b"4",
         b"strategies:scratch",
         b"unacked",
         b"unacked_index",
         b"strategies:holder:x",
-        b"strategies:{q}:returned",
         b"7",
         b"1",
+        b"0",
         b"x:1.2",
         b'0:2:0:,"","q"]',
     ]

@@ -47,7 +47,7 @@ def test_it_moves_a_message_into_kombus_records(redis_db: redis.Redis, worker: W
     (delivery,) = grant.deliveries
     assert (delivery.source, delivery.tag, delivery.list, delivery.deliveries) == (0, tag(1), 0, 0)
     assert delivery.raw == A
-    assert grant == Grant(valid=True, turn=0, more=False, deliveries=grant.deliveries)
+    assert grant == Grant(valid=True, turn=0, more=False, deliveries=grant.deliveries, now=SECONDS)
     assert keyspace(redis_db) == {
         "q": [B],
         "strategies:sequence": b"1",
