@@ -99,7 +99,6 @@ class Later:
         return True
 
     def limits_changed(self) -> None:
-        """Have what waits for the old rate limits come back now."""
-        if self._next_start:
-            self._next_start.clear()
-            self._reader.release_limited()
+        """Have what waits for the old rate limits come back now, whichever worker sent it away."""
+        self._next_start.clear()
+        self._reader.release_limited()

@@ -6,8 +6,11 @@ import os
 import random
 import signal
 import time
+from typing import Any
 
 from celery import Task
+from celery.worker import state as worker_state
+from celery.worker.control import inspect_command
 
 from tests.worker.project import app, end, recorder, task, wait_for
 
@@ -42,3 +45,21 @@ def deaf(self: Task, label: str) -> None:
     recorder.write(self, label, "start")
     wait_for("gate")
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+@task()
+def see_eta(self: Task, label: str) -> None:
+    """Write down the ETA that the task sees."""
+    with recorder.recorded(self, label):
+        recorder.client().set(f"test:eta:{label}", str(self.request.eta))
+
+
+@inspect_command()
+def memory(state: Any) -> dict[str, int]:
+    """Count what a worker keeps of messages."""
+    consumer = state.consumer
+    return {
+        "held": len(consumer.reader.held),
+        "requests": len(worker_state.requests),
+        "timers": sum(bool(entry.entry.args) for entry in consumer.timer.queue),
+    }
