@@ -16,11 +16,17 @@ from celery_strategies.settings import Settings
 from celery_strategies.transport.reader import TERM_HEADER
 
 
-def forget_term(headers: Any) -> None:
-    """Remove the fencing number that a retry copies from its first run: it belongs to that one."""
-    while isinstance(headers, dict):
-        headers.pop(TERM_HEADER, None)
-        headers = headers.get("headers")
+def without_term(headers: Any) -> Any:
+    """Return *headers* without the fencing number that a retry copies from its first run: it belongs to that one.
+
+    They may be those of the task that is running, which still asks for its number: they are not changed.
+    """
+    if not isinstance(headers, dict) or not (TERM_HEADER in headers or "headers" in headers):
+        return headers
+    found = {name: value for name, value in headers.items() if name != TERM_HEADER}
+    if "headers" in found:
+        found["headers"] = without_term(found["headers"])
+    return found
 
 
 def wrap(amqp: Any, send_task_message: Callable[..., Any]) -> Callable[..., Any]:
@@ -33,7 +39,11 @@ def wrap(amqp: Any, send_task_message: Callable[..., Any]) -> Callable[..., Any]
             settings = settings_module.load(amqp.app.conf)
             plan = settings, markers(settings)
         settings, marks = plan
-        forget_term(message.headers)
+        headers = without_term(message.headers)
+        if headers is not message.headers:
+            message = message._replace(headers=headers)
+        if options.get("headers"):
+            options["headers"] = without_term(options["headers"])
         set_level(amqp, settings, producer, options)
         for marker in marks:
             marker.mark(amqp.app, producer, name, message, options)

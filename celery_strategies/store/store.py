@@ -147,7 +147,8 @@ class Grant(NamedTuple):
 
     *now* is the server's time in seconds, None if no source is sorted. *unsorted* says of which sources how many
     messages are still to be sorted, *notes* what was wrong with their tags, *unknown* which have no policy, *terms* the
-    term of each lease (0: it is ours, and its job is in flight; -1: somebody else has it).
+    term of each lease (0: it is ours, and its job is in flight; below
+    zero: milliseconds until somebody else's runs out).
     """
 
     valid: bool

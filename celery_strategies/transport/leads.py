@@ -27,17 +27,21 @@ class Leads:
         self.terms: dict[str, int] = {}
         self._outranked: frozenset[str] = frozenset()
         self._taken: dict[str, float] = {}
+        #: When the leases that others have run out, in monotonic seconds.
+        self._ends: dict[str, float] = {}
 
     def reset(self) -> None:
         """Forget what the last session knew."""
         self.terms.clear()
+        self._ends.clear()
 
-    def report(self, sources: Sequence[SourceKeys], grant: Grant) -> None:
-        """Take note of the leases that a take has, and has not."""
+    def report(self, sources: Sequence[SourceKeys], grant: Grant, now: float) -> None:
+        """Take note of the leases that a take has, and has not, at *now* (monotonic seconds)."""
         for index, term in grant.terms:
             queue = sources[index].queue
             if term < 0:
                 self.terms.pop(queue, None)
+                self._ends[queue] = now - term / 1000
             elif term > 0:
                 self.terms[queue] = term
 
@@ -68,14 +72,14 @@ class Leads:
 
     def asked(self, sources: Sequence[SourceKeys], skip: bytes, now: float) -> None:
         """Note that a take at *now* asked all *sources* but those in *skip*."""
+        self._ends.clear()
         if skip:
             for source, left in zip(sources, skip, strict=True):
                 if not left:
                     self._taken[source.queue] = now
 
     def next_turn(self, now: float) -> float | None:
-        """Return the seconds until a take may ask an outranked queue again; None if there is none."""
-        if not self._outranked:
-            return None
-        first = min(self._taken.get(queue, 0.0) for queue in self._outranked)
-        return max(0.0, first + self._pause - now)
+        """Return the seconds until a take may ask an outranked queue again, or until a lease runs out; None: never."""
+        times = [self._taken.get(queue, 0.0) + self._pause for queue in self._outranked]
+        times += self._ends.values()
+        return max(0.0, min(times) - now) if times else None

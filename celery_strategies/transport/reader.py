@@ -561,13 +561,13 @@ class Reader:
         self.idle.wait(session, mine, more, extra)
         pause = self.leads.next_turn(monotonic())
         if pause is not None:
-            # A queue that a worker of higher priority reads is looked at now and then.
+            # A queue that a worker of higher priority reads is looked at now and then, and one whose leader is silent.
             self.idle.next_look = min(self.idle.next_look, monotonic() + pause)
             self._pause(pause)
 
     def _report(self, plan: TakePlan, grant: Grant) -> None:
         self.sorting.report(plan.sources, grant)
-        self.leads.report(plan.sources, grant)
+        self.leads.report(plan.sources, grant, monotonic())
         for index, reason in grant.broken:
             queue = plan.sources[index].queue
             self.patience.complain(
