@@ -247,7 +247,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--whale", type=int, default=10_000, metavar="JOBS")
     parser.add_argument("--minnows", type=int, default=10, metavar="N")
     parser.add_argument("--each", type=int, default=20, metavar="JOBS", help="jobs of a minnow")
-    parser.add_argument("--seconds", type=float, default=0.002, help="what a job takes")
+    parser.add_argument("--seconds", type=float, default=0.005, help="what a job takes")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the order (PNG, SVG, PDF)")
     return parser.parse_args()
 

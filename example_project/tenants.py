@@ -30,24 +30,25 @@ def main(module: str, whale: int, minnows: int, each: int, after: int, seconds: 
         app.producer_pool.acquire(block=True) as producer,
     ):
 
-        def publish(tenant: str, count: int) -> None:
-            for number in range(1, count + 1):
-                # Noted first: a job that waits for nobody may have started before the next line.
-                sent.write(f"{tenant} {number} {time.monotonic():.6f}\n")
-                app.send_task(
-                    "example.serve",
-                    (number,),
-                    {"tenant": tenant, "seconds": seconds},
-                    queue=QUEUE,
-                    producer=producer,
-                )
+        def publish(tenant: str, number: int) -> None:
+            # Noted first: a job that waits for nobody may have started before the next line.
+            sent.write(f"{tenant} {number} {time.monotonic():.6f}\n")
+            app.send_task(
+                "example.serve",
+                (number,),
+                {"tenant": tenant, "seconds": seconds},
+                queue=QUEUE,
+                producer=producer,
+            )
 
-        publish("whale", whale)
+        for number in range(1, whale + 1):
+            publish("whale", number)
         print("queued", flush=True)
         while started() < after:
             time.sleep(0.005)
-        for number in range(1, minnows + 1):
-            publish(f"minnow-{number}", each)
+        for number in range(1, each + 1):
+            for minnow in range(1, minnows + 1):
+                publish(f"minnow-{minnow}", number)
 
 
 if __name__ == "__main__":
