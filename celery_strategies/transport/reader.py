@@ -136,6 +136,9 @@ class Reader:
             partial(self._refused, "survey"),
             partial(self.patience.accepted, "survey"),
         )
+        self.delays = Delays(
+            self.patience, look=self._look, refused=self._refused, later=self._pause
+        )
         self.sorting = Sorting(
             policy,
             caps,
@@ -144,9 +147,7 @@ class Reader:
             look=self._look,
             refused=self._refused,
             later=self._pause,
-        )
-        self.delays = Delays(
-            self.patience, look=self._look, refused=self._refused, later=self._pause
+            expect=self.delays.expect,
         )
         self.permits = Permits(
             self.settler,

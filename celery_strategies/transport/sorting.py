@@ -38,7 +38,8 @@ class Sorting:
 
     *policy* and *caps* are this worker's settings, None: it has none, and serves what others sorted. *changed* is
     called when the plan of takes has to be made anew, *look* when a take is worth while, *refused* with an error reply
-    and what was asked, *later* with seconds after which a turn is due.
+    and what was asked, *later* with seconds after which a turn is due, *expect* with seconds after which a message that
+    went to the delayed is due.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Sorting:
         look: Callable[[bool], None],
         refused: Callable[[str, RedisError], None],
         later: Callable[[float], None],
+        expect: Callable[[float], None],
     ) -> None:
         self.policy = policy
         self.caps = dict(caps or {})
@@ -59,6 +61,7 @@ class Sorting:
         self._look = look
         self._refused = refused
         self._later = later
+        self._expect = expect
         #: What is known of each queue: its policy, or None where it has none.
         self._known: dict[str, Policy | None] = {}
         self._asked: set[str] = set()
@@ -156,6 +159,8 @@ class Sorting:
 
     def report(self, sources: Sequence[SourceKeys], grant: Grant) -> None:
         """Take note of what a take says about sorting."""
+        if grant.soon is not None:
+            self._expect(grant.soon)
         for index, text in grant.notes:
             self._complain(sources[index].queue, text)
         for index, _left in grant.unsorted:
@@ -182,7 +187,9 @@ class Sorting:
             self._refused("sort", reply)
             return
         self._patience.accepted("sort")
-        left, notes, aside = reply
+        left, notes, aside, soon = reply
+        if soon >= 0:
+            self._expect(soon / 1000)
         if left >= 0:
             # Of our own writes nobody tells us.
             self._look(False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 
 import pytest
@@ -33,7 +34,7 @@ def test_case_12_a_rate_limited_task_type_blocks_nobody(
     assert lab.delayed("a") == limited[1:]
     # They come back one by one, a minute apart.
     scores = [score for _, score in lab.db.zrange(lab.keys.delayed("a"), 0, -1, withscores=True)]
-    steps = [after - before for before, after in zip(scores, scores[1:], strict=False)]
+    steps = [after - before for before, after in itertools.pairwise(scores)]
     assert all(step == pytest.approx(60_000, abs=5) for step in steps)
     # Without the limit each runs, once.
     assert "ok" in lab.control("rate_limit", worker, task_name="test.record", rate_limit="0")

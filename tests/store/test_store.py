@@ -63,6 +63,7 @@ def test_a_grant_is_read_from_the_reply() -> None:
         [0, b"fair_key is no key: \xff"],
         [2],
         [0, b"17", 1, b"-1"],
+        1500,
     ]
     assert Grant.parse(reply) == Grant(
         valid=True,
@@ -77,6 +78,7 @@ def test_a_grant_is_read_from_the_reply() -> None:
         notes=((0, "fair_key is no key: \ufffd"),),
         unknown=(2,),
         terms=((0, 17), (1, -1)),
+        soon=1.5,
     )
     assert Grant.parse([0]) == Grant(valid=False)
 

@@ -179,7 +179,7 @@ class Worker:
         """Sort all that is new in *source*; returns what was wrong with the tags."""
         found, left = [], 1
         while left > 0:
-            left, notes, _ = self.caller(self.store.sort(source, self.now))
+            left, notes, *_ = self.caller(self.store.sort(source, self.now))
             found += [text.decode() for text in notes]
         assert left == 0
         return found

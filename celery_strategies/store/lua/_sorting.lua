@@ -133,6 +133,7 @@ local function new_sort()
     local due = type(eta) == 'string' and milliseconds(eta)
     if due and due > now then
       call('ZADD', q.base .. 'delayed', int(due), format('%016.0f:%d:', jobs.sequence, list) .. raw)
+      q.due = math.min(q.due or due, due)
       return true
     end
     local key, weight, wrong = tag_of(q, message)

@@ -12,16 +12,16 @@
 -- ARGV[5] messages number at most
 -- ARGV[6] bytes number at most, beyond the first message
 -- ARGV[7] now microseconds or ''
--- Returns {left, notes, aside}: messages left, -1 if another worker sorts, -2 if the queue has no policy; notes = text, ...;
---   aside = id, reason, ...
+-- Returns {left, notes, aside, soon}: messages left, -1 if another worker sorts, -2 if the queue has no policy; notes = text, ...;
+--   aside = id, reason, ...; soon = milliseconds until the first message that went to the delayed is due, -1 = none did
 -- Invariant: the new place is written before the old one is removed; refused when memory is full
 local owner = soft('GET', KEYS[2])
 if owner and owner ~= ARGV[1] then
-  return {-1, {}, {}}
+  return {-1, {}, {}, -1}
 end
 local q = open(sub(KEYS[3], 1, -10))
 if not q then
-  return {-2, {ruined[sub(KEYS[3], 1, -10)]}, {}}
+  return {-2, {ruined[sub(KEYS[3], 1, -10)]}, {}, -1}
 end
 local inbox, numbers, lengths = {}, {}, {[0] = soft('ZCARD', KEYS[4])}
 for i = 5, #KEYS do
@@ -32,7 +32,8 @@ end
 call('SET', KEYS[2], ARGV[1], 'PX', ARGV[2])
 local names = {set_aside = KEYS[3], returned = KEYS[4], sequence = KEYS[1]}
 local budget = {messages = tonumber(ARGV[5]), bytes = tonumber(ARGV[6]), moved = 0}
-local left = new_sort()(q, names, inbox, numbers, lengths, tonumber(ARGV[3]), budget, clock(ARGV[7]) / 1000, ARGV[1])
+local now = clock(ARGV[7]) / 1000
+local left = new_sort()(q, names, inbox, numbers, lengths, tonumber(ARGV[3]), budget, now, ARGV[1])
 if q.broken then
   q.notes[#q.notes + 1] = q.broken
 end
@@ -42,4 +43,4 @@ if left == 0 or budget.moved == 0 then
   call('DEL', KEYS[2])
 end
 save_all()
-return {left, q.notes, q.aside}
+return {left, q.notes, q.aside, q.due and math.ceil(q.due - now) or -1}

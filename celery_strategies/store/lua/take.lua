@@ -19,10 +19,11 @@
 -- ARGV[11+] sources: record suffix of each
 -- ARGV[...] call: session, n, turn (0-based), idle (0/1), now (microseconds or ''), skip (bytes, 1 for each source to leave
 --   alone, 2 to give up its lease too; '' = none), tags to settle
--- Returns {valid, turn, more, messages, bad, broken, lost, now, unsorted, notes, unknown, terms}: messages = source, tag, list,
---   deliveries, raw, ...; now in microseconds, '' if it was not asked for; unsorted = source, messages, ...; notes = source,
+-- Returns {valid, turn, more, messages, bad, broken, lost, now, unsorted, notes, unknown, terms, soon}: messages = source, tag,
+--   list, deliveries, raw, ...; now in microseconds, '' if it was not asked for; unsorted = source, messages, ...; notes = source,
 --   text, ...; unknown = sources that are to be sorted and have no policy; terms = source, term
 --   of the lease (0 = it is ours, and its job in flight; below 0 = somebody else's, for so many milliseconds), ...
+--   soon = milliseconds until the first message that went to the delayed is due, -1 = none did
 -- Invariant: the new place is written before the old one is removed; nothing is written for a stale session
 local wake, sequence, unacked, unacked_index, holder = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local worker, strategy, byte_limit = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
@@ -409,7 +410,9 @@ for s = 1, count do
   end
 end
 save_all()
+local soon
 for s, q in pairs(queues) do
+  soon = q and q.due and math.min(soon or q.due, q.due) or soon
   for i = 1, q and #q.aside or 0, 2 do
     local m = #noted
     noted[m + 1], noted[m + 2], noted[m + 3] = s - 1, q.aside[i], q.aside[i + 1]
@@ -421,4 +424,5 @@ for s, q in pairs(queues) do
     broke(s, {err = q.broken})
   end
 end
-return {1, turn, more, messages, noted, broken, lost, now and int(now) or '', unsorted, notes, unknown, terms}
+return {1, turn, more, messages, noted, broken, lost, now and int(now) or '', unsorted, notes, unknown, terms,
+  soon and math.ceil(soon - now / 1000) or -1}
