@@ -159,7 +159,9 @@ def test_a_key_of_a_wrong_type_is_told(worker: Worker, redis_db: redis.Redis, wh
         "lines": KEYS.lines,
         "limits": KEYS.limits,
     }[where]
-    (tag,) = taken(worker, redis_db, 1)
+    first, tag = taken(worker, redis_db, 2)
+    if where != "permits":
+        worker.ask(first)
     redis_db.set(key, "x")
     before = keyspace(redis_db)
     answer = worker.ask(tag)

@@ -18,7 +18,6 @@ limits = function()
   local M = moving()
   local sorted_place, base_of, put_front = M.sorted_place, M.base_of, M.put_front
 
-
   local function is_error(answer)
     return type(answer) == 'table' and answer.err
   end
@@ -87,8 +86,8 @@ limits = function()
         got, free = true, free - 1
       else
         -- A message that is not there any more was purged, or nothing of ours stands here.
-        local ok, base = pcall(base_of, root, suffix or '')
-        local found = ok and try('ZRANGEBYSCORE', base .. 'in_line', number, number, 'LIMIT', 0, 1)
+        local base = suffix and base_of(root, suffix)
+        local found = base and try('ZRANGEBYSCORE', base .. 'in_line', number, number, 'LIMIT', 0, 1)
         local entry = found and found[1]
         if entry then
           occupy(root, limit, number, duration, now)
@@ -98,7 +97,8 @@ limits = function()
             again = 5000
             break
           end
-          call('ZREM', base .. 'in_line', entry)
+          -- Whatever a call that failed halfway left of it goes too.
+          call('ZREMRANGEBYSCORE', base .. 'in_line', number, number)
           served, free, bytes = served + 1, free - 1, bytes + #entry
         end
       end
