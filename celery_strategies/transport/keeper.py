@@ -25,6 +25,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -107,6 +108,7 @@ class Keeper:
         self._link: Link | None = None
         self._told: str | None = None
         self._introduced: tuple[str, ...] = ()
+        self._unreadable: set[str] = set()
         #: The server's time, in milliseconds, of the first beat over this connection.
         self._began = 0
         self._suspects: dict[str, _Suspect] = {}
@@ -271,7 +273,7 @@ class Keeper:
             packed = calls.command(
                 calls.pack("ZADD", keys.consumers(queue), self._priority, worker)
             )
-            link.send(packed, ignore)
+            link.send(packed, partial(self._stood_in, queue))
         for queue in set(self._introduced) - set(self._queues):
             link.send(calls.command(calls.pack("ZREM", keys.consumers(queue), worker)), ignore)
         self._introduced = self._queues
@@ -280,6 +282,11 @@ class Keeper:
             link, calls.command(calls.pack("PEXPIRE", keys.entry(worker), int(ENTRY_TTL * 1000)))
         )
         self._told = text
+
+    def _stood_in(self, queue: str, reply: Any) -> None:
+        if isinstance(reply, RedisError) and queue not in self._unreadable:
+            self._unreadable.add(queue)
+            logger.warning("The consumer priorities of queue %r cannot be used: %s", queue, reply)
 
     def _dead(self, found: list[tuple[str, int, bool]], now: float) -> list[tuple[str, int, bool]]:
         suspects: dict[str, _Suspect] = {}

@@ -65,21 +65,21 @@ class Leads:
     def _leaves(self, queue: str, now: float) -> int:
         if queue not in self._outranked:
             return 0
-        if now - self._taken.get(queue, 0.0) >= self._pause:
-            return 0
-        # The lease is for whoever has the highest priority and wants it; a job in flight ends first.
-        return 2 if queue in self.exclusive else 1
+        if queue in self.exclusive and queue in self.terms:
+            # The lease is for whoever has the highest priority and wants it; a job in flight ends first.
+            return 2
+        return int(now - self._taken.get(queue, 0.0) < self._pause)
 
     def asked(self, sources: Sequence[SourceKeys], skip: bytes, now: float) -> None:
-        """Note that a take at *now* asked all *sources* but those in *skip*."""
+        """Note that a take at *now* asked all *sources*, or gave them up, but those in *skip*."""
         self._ends.clear()
         if skip:
             for source, left in zip(sources, skip, strict=True):
-                if not left:
+                if left != 1:
                     self._taken[source.queue] = now
 
     def next_turn(self, now: float) -> float | None:
         """Return the seconds until a take may ask an outranked queue again, or until a lease runs out; None: never."""
         times = [self._taken.get(queue, 0.0) + self._pause for queue in self._outranked]
-        times += self._ends.values()
+        times += [end for queue, end in self._ends.items() if queue not in self._outranked]
         return max(0.0, min(times) - now) if times else None

@@ -70,6 +70,10 @@ class LeaseLab(Lab):
     def acquainted(self, *workers: Worker) -> None:
         """Wait until each has seen the others' beats: only then a death is seen at once."""
         wait_until(lambda: len(self._beats(workers)) == len(workers), 20, "all beat")
+        for _ in range(2):
+            self._beat_again(workers)
+
+    def _beat_again(self, workers: Iterable[Worker]) -> None:
         latest = max(self._beats(workers))
         wait_until(lambda: all(b > latest for b in self._beats(workers)), 20, "all beat again")
 

@@ -8,9 +8,11 @@ import signal
 import time
 
 from celery import Task
+from celery.signals import worker_ready
 from kombu import Queue
 
 from celery_strategies import fencing_term
+from celery_strategies.transport import keeper, reader
 from tests.fair.project import app, recorder, task, wait_for
 
 __all__ = ["app"]
@@ -54,7 +56,7 @@ def number_again(self: Task, label: str, queue: str = "") -> None:
 
 
 @task(acks_late=True)
-def poison(self: Task, label: str, times: int) -> None:
+def end_worker(self: Task, label: str, times: int) -> None:
     """End the whole worker, the first *times* times."""
     with recorder.recorded(self, label):
         if recorder.count(self) <= times:
@@ -76,3 +78,16 @@ def hold_number(self: Task, label: str, gate: str = "gate") -> None:
     note(self, label)
     with recorder.recorded(self, label):
         wait_for(gate)
+
+
+def hang(_number: int, _frame: object) -> None:
+    """Have the loop do nothing for a minute, while the other threads go on."""
+    time.sleep(60)
+
+
+if "TEST_LOOP_STALE_AFTER" in os.environ:
+    keeper.LOOP_STALE_AFTER = reader.LOOP_STALE_AFTER = float(os.environ["TEST_LOOP_STALE_AFTER"])
+
+    @worker_ready.connect(weak=False)
+    def can_hang(**_: object) -> None:
+        signal.signal(signal.SIGUSR2, hang)

@@ -123,6 +123,7 @@ local function measure(s)
     local base = sub(KEYS[k - 3], 1, -10)
     if leave == 2 and not call('HGET', base .. 'lease', 'tag') then
       give_up_lease(root, base, worker)
+      terms[#terms + 1], terms[#terms + 2] = s - 1, '-1'
     elseif leave == 0 then
       local term = lead(root, base, worker, now / 1000, lease_ttl, unacked, unacked_index)
       terms[#terms + 1], terms[#terms + 2] = s - 1, int(term)
