@@ -9,7 +9,7 @@ from celery import Task
 from celery_strategies import limits_concurrency
 from tests.limits.lab import SHORT
 from tests.support.project import app
-from tests.worker.project import _wait, outcome, recorder, task
+from tests.worker.project import outcome, recorder, task, wait_for
 
 
 def by_key(_label: str, key: str = "k", *_: Any, **__: Any) -> str:
@@ -22,21 +22,21 @@ def by_key(_label: str, key: str = "k", *_: Any, **__: Any) -> str:
 def one(self: Task, label: str, key: str = "k", gate: str = "gate") -> None:
     """Run until the test opens the gate once, one at a time for each key."""
     with recorder.recorded(self, label):
-        _wait(gate)
+        wait_for(gate)
 
 
 @task(acks_late=True)
 @limits_concurrency(to=1, key=by_key)
 def one_late(self: Task, label: str, key: str = "k", gate: str = "gate") -> None:
     with recorder.recorded(self, label):
-        _wait(gate)
+        wait_for(gate)
 
 
 @task()
 @limits_concurrency(to=3, key=by_key)
 def three(self: Task, label: str, key: str = "k", gate: str = "gate") -> None:
     with recorder.recorded(self, label):
-        _wait(gate)
+        wait_for(gate)
 
 
 @task()
@@ -44,14 +44,14 @@ def three(self: Task, label: str, key: str = "k", gate: str = "gate") -> None:
 def short(self: Task, label: str, key: str = "k", gate: str = "gate") -> None:
     """Like `one`; a permit ends soon after its holder."""
     with recorder.recorded(self, label):
-        _wait(gate)
+        wait_for(gate)
 
 
 @task(acks_late=True)
 @limits_concurrency(to=1, key=by_key, duration=SHORT)
 def short_late(self: Task, label: str, key: str = "k", gate: str = "gate") -> None:
     with recorder.recorded(self, label):
-        _wait(gate)
+        wait_for(gate)
 
 
 @task()
@@ -59,14 +59,14 @@ def short_late(self: Task, label: str, key: str = "k", gate: str = "gate") -> No
 def left(self: Task, label: str) -> None:
     """Share a limit with `right`."""
     with recorder.recorded(self, label):
-        _wait("gate")
+        wait_for("gate")
 
 
 @task()
 @limits_concurrency(to=1, group="shared")
 def right(self: Task, label: str) -> None:
     with recorder.recorded(self, label):
-        _wait("gate")
+        wait_for("gate")
 
 
 @task()
