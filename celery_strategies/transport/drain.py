@@ -88,18 +88,11 @@ class Drain:
                             "drain", "Settles do not reach Redis at shutdown, trying again: %s", exc
                         )
 
-    def step_down(self) -> bool:
-        """Give up the leases of queues whose jobs have ended; returns whether this worker still has any. Any thread."""
+    def settle_ended(self) -> None:
+        """Say which of the jobs that were acknowledged when they started have ended. Any thread."""
         with self._lock:
             self._settler.note_ended()
             self.settle_now()
-            session = self._connector.session
-            if session is None or not session.link.alive:
-                return True
-            try:
-                return bool(session.link.call(session.store.step_down()))
-            except (RedisError, OSError):
-                return True
 
     def finish(self, tags: Collection[str], started: Callable[[str], bool]) -> None:
         """Give *tags* back and leave; *started* tells whether a tag's job had begun."""

@@ -20,13 +20,12 @@ import logging
 import os
 import select
 import socket
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
 from redis.exceptions import NoScriptError, RedisError
@@ -34,6 +33,7 @@ from redis.exceptions import NoScriptError, RedisError
 from celery_strategies.store import store as calls
 from celery_strategies.store.link import SUPPORTS_PUSH, Link, ignore
 from celery_strategies.store.store import Store
+from celery_strategies.transport.threads import start_thread
 
 logger = logging.getLogger("celery_strategies.keeper")
 
@@ -67,10 +67,10 @@ class Keeper:
 
     *connect* returns a new connection, *tags* what is held now, *lives* whether the loop shows signs of life, *entry*
     what the worker says of itself (with its "queues" and its consumer "priority"), *also* what else to send at each
-    beat; *hurries* is called at each turn, and very often while it returns true; *buried* is called, in the thread,
-    when messages were put back, *outranked* at each beat with the queues that
-    a live worker of higher priority reads. *ttl* is that of what the worker holds, in milliseconds, *stale_after* in
-    seconds; a message that has outlived *most* workers (0: any number) does not come back.
+    beat. *buried* is called, in the thread, when messages were put back, *outranked* at each beat with the queues that a
+    live worker of higher priority reads. *hurries* is called at each turn, and very often while it returns true: then
+    leases are given up, and when those were all, *stepped_down* is called. *ttl* is that of what the worker holds, in
+    milliseconds, *stale_after* in seconds; a message that has outlived *most* workers (0: any number) does not come back.
     """
 
     def __init__(
@@ -86,6 +86,7 @@ class Keeper:
         outranked: Callable[[list[str]], None] = lambda _queues: None,
         also: Callable[[], Iterable[bytes]] = tuple,
         hurries: Callable[[], bool] = lambda: False,
+        stepped_down: Callable[[], None] = lambda: None,
         stale_after: float = STALE_AFTER,
         most: int = 0,
     ) -> None:
@@ -102,6 +103,7 @@ class Keeper:
         self._priority = 0
         self._also = also
         self._hurries = hurries
+        self._stepped_down = stepped_down
         self._stale_after = stale_after
         self._stopping = False
         self._nudge, self._nudged = socket.socketpair()
@@ -114,14 +116,13 @@ class Keeper:
         self._suspects: dict[str, _Suspect] = {}
         self._looked = self._next_beat = 0.0
         self._failing = self._warned = self._session = False
-        self._thread = threading.Thread(
-            target=self._run, name="celery-strategies-keeper", daemon=True
-        )
+        self._running = False
         _keepers.add(self)
 
     def start(self) -> None:
         """Begin to beat."""
-        self._thread.start()
+        self._running = True
+        start_thread(self._main, "celery-strategies-keeper")
 
     def nudge(self) -> None:
         """Have the thread turn now. Any thread, or a signal handler."""
@@ -132,12 +133,20 @@ class Keeper:
         """Stop beating; waits a moment for a call that is out."""
         self._stopping = True
         self.nudge()
-        if self._thread.is_alive() and threading.current_thread() is not self._thread:
-            self._thread.join(2.0)
+        # Not join(): in a green process it waits for greenlets only.
+        deadline = monotonic() + 2.0
+        while self._running and monotonic() < deadline:
+            sleep(0.005)
         self._nudge.close()
         self._nudged.close()
 
     # -- the thread -----------------------------------------------------------------------------
+
+    def _main(self) -> None:
+        try:
+            self._run()
+        finally:
+            self._running = False
 
     def _run(self) -> None:
         pause = 0.0
@@ -149,7 +158,7 @@ class Keeper:
                     if self._failing:
                         self._failing = False
                         logger.info("The keeper reaches Redis again")
-                if self._hurries():
+                if self._hurries() and not self._step_down():
                     pause = HURRY_INTERVAL
             except (RedisError, OSError) as exc:
                 pause = BEAT_INTERVAL
@@ -160,6 +169,14 @@ class Keeper:
                 self._disconnect()
             self._wait(max(0.0, min(pause, self._next_beat - monotonic())))
         self._disconnect()
+
+    def _step_down(self) -> bool:
+        """Give up the leases of queues whose jobs have ended; returns whether that were all."""
+        link = self._link
+        if link is None or not link.alive or self._call(link, self._store.step_down()):
+            return False
+        self._stepped_down()
+        return True
 
     def _wait(self, pause: float) -> None:
         """Sleep, but not on if the connection ends: the session has to be there again at once."""

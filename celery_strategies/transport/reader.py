@@ -53,6 +53,7 @@ from celery_strategies.transport.session import Session
 from celery_strategies.transport.settler import Held, Settler, boot_time
 from celery_strategies.transport.sorting import Sorting
 from celery_strategies.transport.strays import Strays
+from celery_strategies.transport.threads import is_green
 from celery_strategies.transport.upkeep import Upkeep
 from celery_strategies.transport.waker import Waker
 
@@ -235,6 +236,7 @@ class Reader:
                 entry=self._entry,
                 also=self._renew_permits,
                 hurries=self._steps_down,
+                stepped_down=self.leads.terms.clear,
                 stale_after=self._stale_after,
                 most=self._max_deliveries,
             )
@@ -283,9 +285,10 @@ class Reader:
         # From the keeper's thread: at a shutdown nobody turns the loop, and a stand-by waits.
         if not self.drained.active or not self.leads.terms:
             return False
-        if not self.drained.step_down():
-            self.leads.terms.clear()
-        return bool(self.leads.terms)
+        if not is_green():
+            # Elsewhere the reader's connection belongs to greenlets of another thread.
+            self.drained.settle_ended()
+        return True
 
     def _outranked(self, queues: list[str]) -> None:
         # From the keeper's thread.

@@ -161,7 +161,7 @@ def test_a_queue_argument_is_as_good_as_the_setting(lab: LeaseLab) -> None:
     assert lab.leader() is not leader
 
 
-@pytest.mark.parametrize("pool", ["threads", "prefork"])
+@pytest.mark.parametrize("pool", ["threads", "prefork", "gevent"])
 def test_a_leader_that_shuts_down_hands_over_when_its_last_job_has_ended(
     lab: LeaseLab, pool: str
 ) -> None:
@@ -252,7 +252,7 @@ def test_an_early_acknowledgement_keeps_the_next_job_waiting_too(lab: LeaseLab) 
     assert repeated(lab.events()) == []
 
 
-@pytest.mark.parametrize("pool", ["prefork", "solo", "gevent"])
+@pytest.mark.parametrize("pool", ["prefork", "solo", "gevent", "eventlet"])
 def test_every_pool_hands_over(lab: LeaseLab, pool: str) -> None:
     workers: list[Worker] = lab.fleet(2, pool)
     labels = numbers(30)

@@ -1,0 +1,30 @@
+"""Threads of the operating system, also under green pools.
+
+gevent and eventlet put greenlets in the place of threads; those stand still while a job computes without yielding.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from threading import Thread
+
+
+def is_green() -> bool:
+    """Whether this process's threads are greenlets."""
+    gevent, eventlet = sys.modules.get("gevent.monkey"), sys.modules.get("eventlet.patcher")
+    return bool(
+        (gevent is not None and gevent.is_module_patched("threading"))
+        or (eventlet is not None and eventlet.is_monkey_patched("thread"))
+    )
+
+
+def start_thread(target: Callable[[], None], name: str) -> None:
+    """Run *target* in a thread that ends with the process. Sockets it shares with others must never make it wait."""
+    gevent, eventlet = sys.modules.get("gevent.monkey"), sys.modules.get("eventlet.patcher")
+    if gevent is not None and gevent.is_module_patched("threading"):
+        gevent.get_original("_thread", "start_new_thread")(target, ())
+    elif eventlet is not None and eventlet.is_monkey_patched("thread"):
+        eventlet.original("threading").Thread(target=target, name=name, daemon=True).start()
+    else:
+        Thread(target=target, name=name, daemon=True).start()
