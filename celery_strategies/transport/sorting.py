@@ -64,6 +64,8 @@ class Sorting:
         self._expect = expect
         #: What is known of each queue: its policy, or None where it has none.
         self._known: dict[str, Policy | None] = {}
+        #: Queues whose policy this worker has agreed to once: from then on it follows.
+        self._settled: set[str] = set()
         self._asked: set[str] = set()
         self._next_look = 0.0
         #: When to sort a queue next; None while a call is out.
@@ -109,7 +111,7 @@ class Sorting:
 
     def _ask(self, session: Session, queue: str, wanted: Policy | None) -> None:
         self._asked.add(queue)
-        packed = session.store.adopt(queue, wanted, self.caps)
+        packed = session.store.adopt(queue, wanted, self.caps, renew=queue not in self._settled)
         session.link.send(packed, partial(self._agreed, session, queue, wanted))
 
     def forget(self, queues: Sequence[str]) -> None:
@@ -125,7 +127,7 @@ class Sorting:
             return
         self._patience.accepted("policy")
         agreement = Agreement.parse(reply)
-        if wanted is not None and not agreement.agreed:
+        if wanted is not None and not agreement.agreed and queue not in self._settled:
             raise ImproperlyConfigured(
                 f"queue {queue!r} is sorted by {_told(agreement.policy)}, "
                 f"and this worker's settings say {_told(wanted)}: one queue has one policy; "
@@ -134,12 +136,13 @@ class Sorting:
         if agreement.changed:
             packed = steer(session.keys, queue, "caps", "")
             session.link.send(packed, partial(self._steered, session, queue))
+        self._settled.add(queue)
         policy = agreement.policy
         if policy is None and self.policy is not None:
             # It was removed a moment ago; the next look finds it unknown and adopts it again.
             self._known.pop(queue, None)
         elif queue not in self._known or self._known[queue] != policy:
-            if policy is not None and self.policy is None:
+            if policy is not None and policy != self.policy:
                 logger.info("Queue %r is sorted by %s: serving that", queue, _told(policy))
             self._known[queue] = policy
         else:

@@ -171,7 +171,9 @@ local function measure(s)
       broke(s, {err = ruined[base]})
       total = 0
     else
+      -- Its policy is gone: nothing is taken, lest it be in another order, until this worker knows what holds now.
       unknown[#unknown + 1] = s - 1
+      total = 0
     end
   end
   waiting[s] = total
