@@ -67,10 +67,11 @@ class Keeper:
 
     *connect* returns a new connection, *tags* what is held now, *lives* whether the loop shows signs of life, *entry*
     what the worker says of itself (with its "queues" and its consumer "priority"), *also* what else to send at each
-    beat. *buried* is called, in the thread, when messages were put back, *outranked* at each beat with the queues that a
-    live worker of higher priority reads. *hurries* is called at each turn, and very often while it returns true: then
+    beat. *buried* is called, in the thread, when messages were put back, *outranked* at each beat with the queues that
+    a live worker of higher priority reads. *hurries* is called at each turn, and very often while it returns true: then
     leases are given up, and when those were all, *stepped_down* is called. *ttl* is that of what the worker holds, in
-    milliseconds, *stale_after* in seconds; a message that has outlived *most* workers (0: any number) does not come back.
+    milliseconds, *stale_after* in seconds; a message that has outlived *most* workers (0: any number) does not come
+    back.
     """
 
     def __init__(
