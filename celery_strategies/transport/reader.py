@@ -36,6 +36,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from celery_strategies.core.lease import may_start
 from celery_strategies.core.policy import Policy
 from celery_strategies.core.sources import SourceList
 from celery_strategies.core.strategies import Strategy, turn_from
@@ -632,7 +633,7 @@ class Reader:
         held = self.settler.held.get(tag)
         if held is None or not calls.is_leased(tag):
             return True
-        return boot_time() - held.since < self._stale_after / 2
+        return may_start(held.since, boot_time(), self._stale_after)
 
     def release_limited(self) -> None:
         """Have delayed messages that wait for a rate limit come back at once."""
