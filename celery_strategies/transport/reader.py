@@ -159,6 +159,8 @@ class Reader:
             refused=self._refused,
             later=self._pause,
         )
+        #: Number of messages handed to their consumers so far.
+        self.delivered = 0
         #: The server's time, in seconds since the epoch, when the messages that are being delivered were taken.
         self.granted_at = 0.0
         self._max_deliveries, self._stale_after = max_deliveries, stale_after
@@ -623,6 +625,7 @@ class Reader:
         else:
             self.settler.work_on(delivery.tag, message)
         self.blocked = self.blocked or self._delivery_blocks
+        self.delivered += 1
         try:
             binding.callback(message)
         finally:

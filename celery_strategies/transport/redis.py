@@ -466,7 +466,11 @@ class Poller(kombu_redis.MultiChannelPoller):
                 reader.waker.drain()
                 reader.on_tick()
             else:
+                before = reader.delivered
                 reader.on_readable()
+                if reader.delivered == before:
+                    # Bookkeeping: who waits for a message waits on, and not for a whole timeout anew.
+                    return None
             return True, self
         return super().handle_event(fileno, event)
 
