@@ -50,7 +50,7 @@ class Workers(contextlib.AbstractContextManager):
         self.pools = {f"w{number}": pool for number, pool in enumerate(pools)}
         self.env = {
             **os.environ,
-            "PYTHONPATH": str(workload_dir()),
+            "PYTHONPATH": os.pathsep.join([str(workload_dir()), os.environ.get("PYTHONPATH", "")]),
             "BENCH_BROKER": server.url,
             "BENCH_RECORDS": records.url,
             "BENCH_SETTINGS": json.dumps(settings),
