@@ -9,7 +9,7 @@ from typing import Any
 
 from celery import current_task
 
-from celery_strategies.transport.reader import TERM_HEADER
+from celery_strategies.core.tags import TERM_HEADER
 
 __all__ = ("fencing_term",)
 

@@ -66,7 +66,7 @@ class SourceList:
 
     def ordered(self) -> tuple[Source, ...]:
         """Return the bound sources in list order."""
-        bound = (source for queue, source in self._known.items() if queue in self._bound)
+        bound = (source for queue, source in tuple(self._known.items()) if queue in self._bound)
         return tuple(sorted(bound, key=lambda source: source.place))
 
     def describe(self) -> str:

@@ -12,6 +12,7 @@ __all__ = (
     "KEY_BYTES",
     "MAX_WEIGHT",
     "MIN_WEIGHT",
+    "TERM_HEADER",
     "UNKEYED",
     "Tag",
     "Unkeyed",
@@ -21,6 +22,9 @@ __all__ = (
     "read_key",
     "read_tag",
 )
+
+#: Header with the fencing number of the lease under which a message was taken.
+TERM_HEADER = "strategies_term"
 
 #: Longest key, in bytes of UTF-8. Keys are members of Redis sets and names of Redis keys.
 KEY_BYTES = 512

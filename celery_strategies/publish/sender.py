@@ -10,10 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 from celery_strategies import settings as settings_module
+from celery_strategies.core.tags import TERM_HEADER
 from celery_strategies.publish.fair import Marker, markers
 from celery_strategies.publish.levels import set_level
 from celery_strategies.settings import Settings
-from celery_strategies.transport.reader import TERM_HEADER
 
 
 def without_term(headers: Any) -> Any:

@@ -47,6 +47,9 @@ class Connector:
         self._begun = begun
         self._pool: Any = None
         self._sessions = 0
+        self._address: Any = None
+        #: Whether the last :meth:`use` went to another broker than the one before.
+        self.moved = False
 
     @property
     def reachable(self) -> bool:
@@ -58,6 +61,10 @@ class Connector:
         self.detach(final=True)
         self._pool = channel.reader_pool()
         self.channel = channel
+        options = self._pool.connection_kwargs
+        address = [options.get(name) for name in ("host", "port", "path", "db")]
+        self.moved = self._address is not None and address != self._address
+        self._address = address
 
     def connect(self) -> Session:
         """Begin a session, and take up what this worker still holds on the broker.

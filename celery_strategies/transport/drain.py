@@ -59,7 +59,7 @@ class Drain:
                     while session.link.pending:
                         session.link.read_one()
                     self._idle.leave(session)
-                except RedisError as exc:
+                except (RedisError, ImproperlyConfigured) as exc:
                     logger.info("The connection to Redis was lost at shutdown: %s", exc)
             self.active = True
             self.settle_now()
@@ -94,8 +94,16 @@ class Drain:
             self._settler.note_ended()
             self.settle_now()
 
-    def finish(self, tags: Collection[str], started: Callable[[str], bool]) -> None:
-        """Give *tags* back and leave; *started* tells whether a tag's job had begun."""
+    def finish(
+        self,
+        tags: Collection[str],
+        started: Callable[[str], bool],
+        before_leaving: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Give *tags* back and leave; *started* tells whether a tag's job had begun.
+
+        *before_leaving* is called when nothing is left to say but good-bye.
+        """
         begun = {tag: started(tag) for tag in tags}
         for flag in (False, True):
             self._settler.give_back([tag for tag in tags if begun[tag] is flag], started=flag)
@@ -116,6 +124,7 @@ class Drain:
                 logger.warning(
                     "%d messages that were not finished went back to their queues", len(tags)
                 )
+            before_leaving()
             session = self._connector.session
             if session is not None and session.link.alive:
                 # Nothing depends on it: others put back what a dead worker held.

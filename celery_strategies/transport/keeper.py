@@ -28,7 +28,7 @@ from functools import partial
 from time import monotonic, sleep
 from typing import Any
 
-from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import NoScriptError, ReadOnlyError, RedisError, ResponseError
 
 from celery_strategies.store import store as calls
 from celery_strategies.store.link import SUPPORTS_PUSH, Link, ignore
@@ -42,11 +42,13 @@ BEAT_INTERVAL = 0.5
 #: Seconds between looks whether a worker that shuts down can give up its leases.
 HURRY_INTERVAL = 0.02
 #: Seconds that a session must be gone.
-GRACE = 0.5
+GRACE = 0.75
 #: Seconds of silence, as one watcher sees it, after which a worker counts as dead.
 STALE_AFTER = 10.0
 #: Seconds without a turn of the loop after which a worker does not claim to live, unless a job blocks the loop.
 LOOP_STALE_AFTER = 30.0
+#: Most calls that bury one worker before the next beat.
+BURY_CALLS = 16
 #: Seconds that a worker's entry outlives its last beat.
 ENTRY_TTL = 60.0
 
@@ -82,6 +84,7 @@ class Keeper:
         connect: Callable[[], Any],
         tags: Callable[[], Iterable[str]],
         lives: Callable[[], bool],
+        leads: Callable[[], bool] = lambda: True,
         entry: Callable[[], Mapping[str, Any]],
         buried: Callable[[], None],
         outranked: Callable[[list[str]], None] = lambda _queues: None,
@@ -97,6 +100,7 @@ class Keeper:
         self._connect = connect
         self._tags = tags
         self._lives = lives
+        self._leads = leads
         self._entry = entry
         self._buried = buried
         self._outranked = outranked
@@ -112,12 +116,13 @@ class Keeper:
         self._told: str | None = None
         self._introduced: tuple[str, ...] = ()
         self._unreadable: set[str] = set()
+        self._unburied: set[str] = set()
         #: The server's time, in milliseconds, of the first beat over this connection.
         self._began = 0
         self._suspects: dict[str, _Suspect] = {}
         self._looked = self._next_beat = 0.0
         self._failing = self._warned = self._session = False
-        self._running = False
+        self._running = self._moved = False
         _keepers.add(self)
 
     def start(self) -> None:
@@ -129,6 +134,12 @@ class Keeper:
         """Have the thread turn now. Any thread, or a signal handler."""
         with suppress(OSError):
             self._nudge.send(b"\0")
+
+    def follow(self) -> None:
+        """Go to another broker: what *connect* returns has changed."""
+        self._moved = True
+        self._next_beat = 0.0
+        self.nudge()
 
     def stop(self) -> None:
         """Stop beating; waits a moment for a call that is out."""
@@ -161,15 +172,24 @@ class Keeper:
                         logger.info("The keeper reaches Redis again")
                 if self._hurries() and not self._step_down():
                     pause = HURRY_INTERVAL
-            except (RedisError, OSError) as exc:
+            except Exception as exc:  # noqa: BLE001  # a keeper that ends lets a living worker look dead
                 pause = BEAT_INTERVAL
                 self._next_beat = monotonic() + pause
-                if not self._failing:
-                    self._failing = True
-                    logger.warning("The keeper does not reach Redis, trying again: %s", exc)
-                self._disconnect()
+                self._failed(exc)
             self._wait(max(0.0, min(pause, self._next_beat - monotonic())))
         self._disconnect()
+
+    def _failed(self, error: Exception) -> None:
+        if not self._failing:
+            self._failing = True
+            unexpected = not isinstance(error, (RedisError, OSError))
+            logger.warning(
+                "The keeper does not reach Redis, trying again: %s", error, exc_info=unexpected
+            )
+        refused = isinstance(error, ResponseError) and not isinstance(error, ReadOnlyError)
+        if not refused or "-READONLY" in str(error):
+            self._disconnect()
+        # Else the session stays: a call that Redis refuses must not make this worker look dead.
 
     def _step_down(self) -> bool:
         """Give up the leases of queues whose jobs have ended; returns whether that were all."""
@@ -186,8 +206,12 @@ class Keeper:
         if link is not None and link.alive:
             watched.append(link.fileno())
         with suppress(OSError, ValueError):
-            readable, _, _ = select.select(watched, (), (), pause)
-            if self._nudged in readable:
+            # Not select(): its descriptors end at 1023.
+            poll = select.poll()
+            for each in watched:
+                poll.register(each, select.POLLIN)
+            readable = {fd for fd, _ in poll.poll(pause * 1000)}
+            if self._nudged.fileno() in readable:
                 self._nudged.recv(64)
             if len(watched) > 1 and watched[1] in readable and link is not None:
                 try:
@@ -227,6 +251,9 @@ class Keeper:
 
     def _turn(self) -> float:
         """Beat, look and bury; returns the seconds until the next turn."""
+        if self._moved:
+            self._moved = False
+            self._disconnect()
         if not self._lives():
             # No session either: a worker whose loop hangs must not look alive.
             self._disconnect()
@@ -264,14 +291,14 @@ class Keeper:
                 *args,
                 queues=self._queues,
                 priority=self._priority,
-                lease_ttl=int(self._stale_after * 1000),
+                lease_ttl=int(self._stale_after * 1000) * (1 if self._leads() else -1),
             )
             answer = self._call(link, packed)
         now, entry, outranked, *rest = answer
         flags = zip(self._queues, outranked.decode(), strict=True)
         self._outranked([queue for queue, flag in flags if flag == "1"])
         found = [
-            (name.decode(), int(float(beat)), bool(gone))
+            (name.decode("utf-8", "replace"), int(float(beat)), bool(gone))
             for name, beat, gone in zip(rest[::3], rest[1::3], rest[2::3], strict=True)
         ]
         return int(now), bool(entry), found
@@ -326,15 +353,35 @@ class Keeper:
         return dead
 
     def _bury(self, link: Link, worker: str, beat: int, *, by_session: bool) -> None:
+        packed = self._store.bury(worker, beat, by_session=by_session, most=self._most)
         total, left = 0, 1
-        while left:
-            packed = self._store.bury(worker, beat, by_session=by_session, most=self._most)
-            moved, left = self._call(link, packed)
-            total += max(0, moved)
-        self._suspects.pop(worker, None)
-        if moved >= 0:
+        try:
+            for _ in range(BURY_CALLS):
+                step, left = self._call(link, packed)
+                total += max(0, step)
+                if step <= 0 or not left:
+                    break
+        except ResponseError as exc:
+            # A dead worker that cannot be buried must not end the beats of the living.
+            self._stuck(worker, str(exc))
+            return
+        if step < 0:
+            # It lives, or somebody else has buried it.
+            self._suspects.pop(worker, None)
+        elif left:
+            if not step:
+                self._stuck(worker, f"{left} messages whose queues cannot be written")
+        else:
+            self._suspects.pop(worker, None)
+            self._unburied.discard(worker)
             logger.warning("Worker %s is dead: %d messages that it held went back", worker, total)
+        if total or not left:
             self._buried()
+
+    def _stuck(self, worker: str, why: str) -> None:
+        if worker not in self._unburied:
+            self._unburied.add(worker)
+            logger.warning("Not all that dead worker %s held can go back yet: %s", worker, why)
 
     def _call(self, link: Link, packed: bytes) -> Any:
         try:

@@ -27,6 +27,7 @@ class Leads:
         self.terms: dict[str, int] = {}
         self._outranked: frozenset[str] = frozenset()
         self._taken: dict[str, float] = {}
+        self._asked: frozenset[str] = frozenset()
         #: When the leases that others have run out, in monotonic seconds.
         self._ends: dict[str, float] = {}
 
@@ -60,6 +61,7 @@ class Leads:
         """Return what a take at *now* (monotonic seconds) leaves alone: a byte for each source, empty for none."""
         if not self._outranked:
             return b""
+        self._asked = frozenset(source.queue for source in sources)
         return bytes(self._leaves(source.queue, now) for source in sources)
 
     def _leaves(self, queue: str, now: float) -> int:
@@ -80,6 +82,8 @@ class Leads:
 
     def next_turn(self, now: float) -> float | None:
         """Return the seconds until a take may ask an outranked queue again, or until a lease runs out; None: never."""
-        times = [self._taken.get(queue, 0.0) + self._pause for queue in self._outranked]
+        # Not one that no take asks, since its policy is not known, say.
+        asked = self._outranked & self._asked
+        times = [self._taken.get(queue, now) + self._pause for queue in asked]
         times += [end for queue, end in self._ends.items() if queue not in self._outranked]
         return max(0.0, min(times) - now) if times else None

@@ -40,7 +40,9 @@ from celery_strategies.core.lease import may_start
 from celery_strategies.core.policy import Policy
 from celery_strategies.core.sources import SourceList
 from celery_strategies.core.strategies import Strategy, turn_from
+from celery_strategies.core.tags import TERM_HEADER
 from celery_strategies.store import store as calls
+from celery_strategies.store.link import ignore
 from celery_strategies.store.store import Delivery, Grant, SourceKeys, Store, TakePlan
 from celery_strategies.transport.connector import Connector
 from celery_strategies.transport.delays import Delays
@@ -62,15 +64,10 @@ logger = logging.getLogger("celery_strategies.reader")
 
 #: Seconds without a reply after which the connection counts as dead; as long as a blocking read may take.
 REPLY_TIMEOUT = 15.0
-#: Seconds that a shutdown goes on trying to reach Redis with the last settles.
-LAST_WORDS = 5.0
 #: Seconds after a take within which the first free slot waits for others.
 LINGER = 0.001
 #: Seconds that acks of short jobs wait at most for a take to ride on.
 ACK_DELAY = 0.005
-
-#: Header with the fencing number of the lease under which a message was taken.
-TERM_HEADER = "strategies_term"
 
 #: What ``kombu.utils.json.loads`` does to a text, without making a decoder for each message.
 _decode = json.JSONDecoder(object_hook=object_hook).decode
@@ -234,6 +231,7 @@ class Reader:
                 connect=self.connector.another_connection,
                 tags=lambda: tuple(self.held),
                 lives=self._shows_life,
+                leads=lambda: self.session is not None,
                 buried=self._buried,
                 outranked=self._outranked,
                 entry=self._entry,
@@ -244,6 +242,8 @@ class Reader:
                 most=self._max_deliveries,
             )
             self._keeper.start()
+        elif self.connector.moved:
+            self._keeper.follow()
 
     def detach(self) -> None:
         """Drop the connection; what is held stays held, settles wait for the next session."""
@@ -262,7 +262,10 @@ class Reader:
         self.strays.reset(channel_steps=self.connector.channel.priority_steps)
 
     def _shows_life(self) -> bool:
-        return self.blocked or self.drained.active or monotonic() - self._turned < LOOP_STALE_AFTER
+        if self.session is None or self.blocked or self.drained.active:
+            # Between connections, during a job in the loop, and at the end it does not turn.
+            return True
+        return monotonic() - self._turned < LOOP_STALE_AFTER
 
     def _renew_permits(self) -> list[bytes]:
         # From the keeper's thread: a job that blocks the loop keeps its permit.
@@ -428,8 +431,16 @@ class Reader:
                     self._take(session, plan, min(n, calls.TAKE_LIMIT), now)
                 return
             self.idle.leave(session)
+            self._step_aside(session)
         if self.settler.acks and not resting("settle") and not self._wait_for_take(now):
             self.settler.send_acks(session)
+
+    def _step_aside(self, session: Session) -> None:
+        """Give up leases of queues of which no job is here: with no free slot this worker cannot read them."""
+        tags = (*self.held, *self.settler.running)
+        if self.leads.terms and not any(map(calls.is_leased, tags)):
+            self.leads.terms.clear()
+            session.link.send(session.store.step_down(), ignore)
 
     def _check(self, session: Session, now: float) -> None:
         link = session.link
@@ -684,9 +695,10 @@ class Reader:
     def shutdown(self, started: Callable[[str], bool] = lambda _tag: True) -> None:
         """Give back whatever is still held, and leave. *started* tells whether a tag's job had begun."""
         self.drain()
-        if self._keeper is not None:
-            self._keeper.stop()
-        self.drained.finish(list(self.held), started)
+        # It beats on while the last settles try to reach Redis.
+        keeper = self._keeper
+        leave = keeper.stop if keeper is not None else (lambda: None)
+        self.drained.finish(list(self.held), started, leave)
         self.waker.close()
 
     # -- looking --------------------------------------------------------------------------------

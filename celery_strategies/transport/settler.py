@@ -223,8 +223,11 @@ class Settler:
                 self._acks.append(calls.HAS_ENDED + tag)
                 del self.running[tag]
                 self._free(tag)
-        freed, self._freed = self._freed, False
-        return freed
+        if not self._freed:
+            return False
+        # A settle that frees something appends first: what another thread sets meanwhile goes out with this turn, too.
+        self._freed = False
+        return True
 
     def hold(self, tag: str, queue: str, step: int, since: float = 0.0) -> None:
         """Note that a take that was sent at *since*, by :func:`boot_time`, handed out *tag*."""

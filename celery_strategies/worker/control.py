@@ -14,7 +14,7 @@ import redis
 from celery.worker import control
 
 #: Most delayed messages of one queue that an answer lists.
-LISTED = 1000
+LISTED = 100
 
 _scheduled, _query_task = control.Panel.data["scheduled"], control.Panel.data["query_task"]
 

@@ -52,7 +52,10 @@ local function lead(root, base, worker, now, ttl, unacked, unacked_index)
     if place and mine then
       return 0
     elseif place then
-      moving().give_back(root, unacked, unacked_index, holder, tag, place, 1, 0)
+      if not moving().give_back(root, unacked, unacked_index, holder, tag, place, 1, 0) and call('HEXISTS', holder, tag) == 1 then
+        -- Its job cannot go back, so nobody may go on.
+        return -ttl
+      end
     end
     call('HDEL', name, 'tag')
   end

@@ -94,12 +94,18 @@ moving = function()
   local function put_front(q, l, key, sequence, element)
     local name, entry = front_key(q, l, key), l .. ':' .. key
     local number = int(sequence)
-    local there, failure = soft('ZCOUNT', name, number, number)
+    local there, failure = soft('ZRANGEBYSCORE', name, number, number)
     odd(q, 'front:' .. entry, failure)
-    if there and there > 0 then
-      -- By a script that was stopped then.
-      return true
-    elseif not failure then
+    for i = 1, #(there or {}) do
+      local _, _, _, stop = parse(there[i])
+      local _, _, _, mine = parse(element)
+      -- A sequence that was lost counts anew, so the same number need not be the same message.
+      if stop and sub(there[i], stop + 1) == sub(element, mine + 1) then
+        -- By a script that was stopped then.
+        return true
+      end
+    end
+    if not failure then
       local _
       _, failure = soft('ZCARD', q.base .. 'index:' .. l)
       odd(q, 'index:' .. l, failure)
@@ -216,7 +222,10 @@ moving = function()
     end
     if not q or not put_front(q, l, key, number, format('%.0f:%d:%s:', number, deliveries, weight) .. raw) then
       local member = format('%d:%.0f:%d:', list, number, deliveries) .. raw
-      call('ZADD', base .. 'returned', int(tonumber(list) * BAND + tonumber(number)), member)
+      if not soft('ZADD', base .. 'returned', int(tonumber(list) * BAND + tonumber(number)), member) then
+        -- Its queue cannot be written: it stays where it is, and the others need not wait for it.
+        return false
+      end
     end
     settle(root, unacked, unacked_index, holder, {tag}, true)
     return true

@@ -12,7 +12,7 @@
 -- ARGV[3] ttl milliseconds of the holder
 -- ARGV[4] entry_ttl milliseconds of the entry
 -- ARGV[5] sessions text: what the names of sessions' channels begin with; '' = do not look
--- ARGV[6] lease_ttl milliseconds
+-- ARGV[6] lease_ttl milliseconds; below 0: the same, but its leases are not renewed
 -- ARGV[7] priority number: its own consumer priority
 -- ARGV[8] now microseconds or ''
 -- ARGV[9+] tags: one for each message held, whose time stamps are renewed
@@ -34,19 +34,25 @@ if #scores > 0 then
 end
 for _, base in ipairs(call('SRANDMEMBER', KEYS[6], 1000)) do
   -- Only ours: who was silent for long may have lost it.
-  if call('HGET', base .. 'lease', 'worker') == ARGV[1] then
-    call('HSET', base .. 'lease', 'until', int(ms + ARGV[6]))
-    call('HDEL', base .. 'lease', 'late')
-  else
+  local leader, failure = soft('HGET', base .. 'lease', 'worker')
+  if leader == ARGV[1] then
+    if tonumber(ARGV[6]) > 0 then
+      call('HSET', base .. 'lease', 'until', int(ms + ARGV[6]))
+      call('HDEL', base .. 'lease', 'late')
+    end
+  elseif not failure then
     call('SREM', KEYS[6], base)
   end
 end
 local outranked = {}
 for i = 7, #KEYS do
-  local flag, found = '0', try('ZREVRANGEBYSCORE', KEYS[i], '+inf', '(' .. ARGV[7], 'WITHSCORES', 'LIMIT', 0, 5)
+  local flag, found = '0', soft('ZREVRANGEBYSCORE', KEYS[i], '+inf', '(' .. ARGV[7], 'WITHSCORES', 'LIMIT', 0, 20) or {}
   for j = 1, #found, 2 do
     local beat = call('ZSCORE', KEYS[2], found[j])
-    if beat and ms - tonumber(beat) < tonumber(ARGV[6]) then
+    if not beat then
+      -- Long gone: its name must not stand before those who live.
+      call('ZREM', KEYS[i], found[j])
+    elseif ms - tonumber(beat) < math.abs(tonumber(ARGV[6])) then
       flag = '1'
     end
   end

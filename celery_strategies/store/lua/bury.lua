@@ -11,7 +11,7 @@
 -- ARGV[3] session text: channel of its session, which must be gone; '' = its silence is enough
 -- ARGV[4] most number of workers that may die of a message, 0 = any
 -- ARGV[5] count number of messages at most
--- Returns {messages put back, entries left}; {-1, 0} if the worker lives, or somebody else buried it
+-- Returns {entries dealt with, entries left}; {-1, 0} if the worker lives, or somebody else buried it
 -- Invariant: every message is in its new place before its record goes; a worker that lives is left alone
 call('DEL', KEYS[1])
 local beat = call('ZSCORE', KEYS[4], ARGV[1])
@@ -19,18 +19,20 @@ if not beat or tonumber(beat) ~= tonumber(ARGV[2])
     or ARGV[3] ~= '' and tonumber(call('PUBSUB', 'NUMSUB', ARGV[3])[2]) > 0 then
   return {-1, 0}
 end
-local root, moved, seen = sub(KEYS[1], 1, -8), 0, 0
-local entries = call('HSCAN', KEYS[5], '0', 'COUNT', ARGV[5])[2]
+local root = sub(KEYS[1], 1, -8)
+local function holds()
+  return call('HLEN', KEYS[5]) - call('HEXISTS', KEYS[5], '')
+end
+local before = holds()
+-- Any of them: a cursor that begins anew in each call would pass by ever more empty places.
+local entries = call('HRANDFIELD', KEYS[5], ARGV[5], 'WITHVALUES')
 for i = 1, #entries, 2 do
-  if entries[i] ~= '' and seen < tonumber(ARGV[5]) then
-    seen = seen + 1
-    if moving().give_back(root, KEYS[2], KEYS[3], KEYS[5], entries[i], entries[i + 1], 1001, tonumber(ARGV[4])) then
-      moved = moved + 1
-    end
+  if entries[i] ~= '' then
+    moving().give_back(root, KEYS[2], KEYS[3], KEYS[5], entries[i], entries[i + 1], 1001, tonumber(ARGV[4]))
   end
 end
 save_all()
-local left = call('HLEN', KEYS[5]) - call('HEXISTS', KEYS[5], '')
+local left = holds()
 if left == 0 then
   -- After its jobs are back, so that whoever leads next finds them first.
   give_up_leases(root, ARGV[1])
@@ -38,4 +40,4 @@ if left == 0 then
   call('DEL', KEYS[5], KEYS[6])
   call('ZREM', KEYS[4], ARGV[1])
 end
-return {moved, left}
+return {before - left, left}

@@ -8,7 +8,7 @@
 call('DEL', KEYS[1])
 local root, left = sub(KEYS[1], 1, -8), 0
 for _, base in ipairs(call('SRANDMEMBER', KEYS[2], 1000)) do
-  if call('HGET', base .. 'lease', 'tag') and call('HGET', base .. 'lease', 'worker') == ARGV[1] then
+  if soft('HGET', base .. 'lease', 'tag') and soft('HGET', base .. 'lease', 'worker') == ARGV[1] then
     left = left + 1
   else
     give_up_lease(root, base, ARGV[1])

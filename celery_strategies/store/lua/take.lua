@@ -121,10 +121,7 @@ local function measure(s)
   local leave = byte(skip, s) or 0
   if byte(single, s) == 1 then
     local base = sub(KEYS[k - 3], 1, -10)
-    if leave == 2 and not call('HGET', base .. 'lease', 'tag') then
-      give_up_lease(root, base, worker)
-      terms[#terms + 1], terms[#terms + 2] = s - 1, '-1'
-    elseif leave == 0 then
+    if leave == 0 then
       local term = lead(root, base, worker, now / 1000, lease_ttl, unacked, unacked_index)
       terms[#terms + 1], terms[#terms + 2] = s - 1, int(term)
       leave = term > 0 and 0 or 1
@@ -303,6 +300,16 @@ local function choose()
   return best
 end
 
+if any_single then
+  for s = 1, count do
+    -- Whether or not a source before it has jobs.
+    local base = sub(KEYS[key_of[s] + 1], 1, -10)
+    if byte(single, s) == 1 and byte(skip, s) == 2 and not soft('HGET', base .. 'lease', 'tag') then
+      give_up_lease(root, base, worker)
+      terms[#terms + 1], terms[#terms + 2] = s - 1, '-1'
+    end
+  end
+end
 while #plan < n do
   if bytes >= byte_limit or #bad >= 64 then
     more = 1
