@@ -584,7 +584,8 @@ local function rebase(q, l, v)
   call('HSET', state, S[l], format('%.17g', -v))
   call('RENAME', q.base .. 'index:' .. l, q.base .. 'old:' .. l)
   call('HSET', state, S[l], format('%.17g', v), V[l], '0')
-  q.state[S[l]], q.state[V[l]], q.dirty[V[l]] = v, 0, nil
+  q.state[S[l]] = v
+  put(q, V[l], 0)
 end
 
 -- Give the keys of a level that were drawn from their new places in the index, or none.

@@ -371,9 +371,10 @@ if #plan > 0 then
     messages[m + 1], messages[m + 2], messages[m + 3] = s - 1, tag, list
     messages[m + 4], messages[m + 5] = deliveries, raw
   end
-  call('HSET', unacked, unpack(records))
-  call('ZADD', unacked_index, unpack(scores))
+  -- The record last: an entry without one is cleared away, a record without one would lie there for ever.
   call('HSET', holder, unpack(places))
+  call('ZADD', unacked_index, unpack(scores))
+  call('HSET', unacked, unpack(records))
   -- After the holder, without which nobody would ever take these out again.
   for i = 1, #counted do
     local q, name, tag = unpack(counted[i])
