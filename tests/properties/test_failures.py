@@ -26,7 +26,7 @@ from hypothesis.stateful import (
 from celery_strategies.core.strategies import Strategy
 from celery_strategies.store import scripts
 from celery_strategies.store import store as calls
-from celery_strategies.store.store import Grant, Store, TakePlan
+from celery_strategies.store.store import Grant, SourceKeys, Store, TakePlan
 from tests.store.tools import (
     NOW,
     STALE,
@@ -81,9 +81,7 @@ class Member:
         self.held: dict[str, tuple[str, int, str]] = {}
         # Tag -> how to say what became of it, None to settle it; said again until it was confirmed.
         self.unconfirmed: dict[str, Say | None] = {}
-        self.plan = TakePlan(
-            machine.keys, name, Strategy.ROUND_ROBIN, [source("a"), source("b", 2)]
-        )
+        self.plan = TakePlan(machine.keys, name, Strategy.ROUND_ROBIN, machine.sources)
 
     def ask(self, packed: bytes) -> Any:
         """Make a call; raises Gone as the connection does."""
@@ -102,15 +100,15 @@ class Member:
         self.session += 1
         reply = self.ask(self.store.join(str(self.session), TTL))
         entries = {tag.decode(): entry for tag, entry in zip(reply[::2], reply[1::2], strict=True)}
-        unknown = [
-            (tag, entry)
-            for tag, entry in entries.items()
-            if tag not in self.held and tag not in self.unconfirmed
-        ]
+        unknown = [(tag, entry) for tag, entry in entries.items() if tag not in self.known()]
         if unknown:
             self.ask(self.store.restore(unknown))
         self.joined = True
         self.say()
+
+    def known(self) -> set[str]:
+        """Return the tags of which this worker knows."""
+        return {*self.held, *self.unconfirmed}
 
     def say(self) -> None:
         """Say what is not confirmed yet: settles in one call, the rest one by one."""
@@ -166,6 +164,7 @@ class Broken(RuleBasedStateMachine):
     """A broker, its workers, and a network that is at fault."""
 
     may_stop = False
+    sources: tuple[SourceKeys, ...] = (source("a"), source("b", 2))
 
     def __init__(self, client: redis.Redis, caller: Caller) -> None:
         super().__init__()
@@ -205,9 +204,11 @@ class Broken(RuleBasedStateMachine):
     def push(self, queue: str, step: int, count: int) -> None:
         for _ in range(count):
             self.jobs += 1
-            push(
-                self.client, self.keys.inbox(queue, step), message(f"job-{self.jobs}", queue=queue)
-            )
+            push(self.client, self.keys.inbox(queue, step), self.publish(queue))
+
+    def publish(self, queue: str) -> bytes:
+        """Return the message of the next job."""
+        return message(f"job-{self.jobs}", queue=queue)
 
     def attempt(
         self, member: Member, action: Callable[[], object], some: list[Fate], rough: bool
@@ -373,11 +374,11 @@ class Broken(RuleBasedStateMachine):
         assert not self.client.exists("unacked", "unacked_index")
 
 
-def _run(machine: Callable[[], RuleBasedStateMachine]) -> None:
+def _run(machine: Callable[[], RuleBasedStateMachine], examples: int = 150) -> None:
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=150,
+            max_examples=examples,
             stateful_step_count=40,
             deadline=None,
             database=None,

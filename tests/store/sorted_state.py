@@ -173,8 +173,11 @@ def held(client: redis.Redis, keys: Keys, queue: str) -> dict[str, set[str]]:
     return found
 
 
-def audit(client: redis.Redis, keys: Keys, queue: str) -> list[str]:
-    """Return everything that is not as it should be; nothing, unless a script was stopped halfway."""
+def audit(client: redis.Redis, keys: Keys, queue: str, *, lowered: bool = False) -> list[str]:
+    """Return everything that is not as it should be; nothing, unless a script was stopped halfway.
+
+    *lowered*: the cap of every key may have been lowered, after which a key that is full leaves when it is next.
+    """
     found = look(client, keys, queue)
     wrong: list[str] = []
 
@@ -200,6 +203,8 @@ def audit(client: redis.Redis, keys: Keys, queue: str) -> list[str]:
             continue
         head, front = elements[0], at in found.fronts
         full = found.is_full(at[1])
+        if lowered and full:
+            full = at in found.full
         same(f"{at} in full", at in found.full, full)
         members = [(member.front, member.sequence) for member in found.index.get(at, [])]
         same(f"index of {at}", members, [] if full else [(front, head.sequence)])
