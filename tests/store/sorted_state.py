@@ -179,39 +179,45 @@ def audit(client: redis.Redis, keys: Keys, queue: str, *, lowered: bool = False)
     *lowered*: the cap of every key may have been lowered, after which a key that is full leaves when it is next.
     """
     found = look(client, keys, queue)
-    wrong: list[str] = []
+    checks = [*_counters(found), ("running", found.running, held(client, keys, queue))]
+    for at in found.places() | found.index.keys() | found.full:
+        full = found.is_full(at[1]) and (not lowered or at in found.full)
+        checks += _key(found, at, full)
+    checks += [(f"{at} with a tag in the index", at in found.index, True) for at in found.tags]
+    return [
+        f"{what} is {got!r}, should be {truth!r}" for what, got, truth in checks if got != truth
+    ]
 
-    def same(what: str, got: object, truth: object) -> None:
-        if got != truth:
-            wrong.append(f"{what} is {got!r}, should be {truth!r}")
 
+Check = tuple[str, object, object]
+
+
+def _counters(found: Sorted) -> list[Check]:
     counts = {at: len(found.waiting(at)) for at in found.places()}
     runnable = Counter(dict.fromkeys(LEVELS, 0))
     for (level, key), count in counts.items():
         if (level, key) not in found.full:
             runnable[level] += count
-    same("t", found.state.get("t", 0), sum(counts.values()))
-    same("b", found.state.get("b", 0), sum(map(len, found.fronts.values())))
-    for level in LEVELS:
-        same(f"r{level}", found.state.get(f"r{level}", 0), runnable[level])
-    same("ready", found.ready, sum(runnable.values()) > 0)
-    for at in found.places() | found.index.keys() | found.full:
-        elements = found.waiting(at)
-        if not elements:
-            same(f"index of {at}", found.index.get(at), None)
-            same(f"{at} in full", at in found.full, False)
-            continue
-        head, front = elements[0], at in found.fronts
-        full = found.is_full(at[1])
-        if lowered and full:
-            full = at in found.full
-        same(f"{at} in full", at in found.full, full)
-        members = [(member.front, member.sequence) for member in found.index.get(at, [])]
-        same(f"index of {at}", members, [] if full else [(front, head.sequence)])
-        for part in (found.fronts.get(at, []), found.jobs.get(at, [])):
-            sequences = [element.sequence for element in part]
-            same(f"order of {at}", sequences, sorted(set(sequences)))
-    for at in found.tags:
-        same(f"{at} with a tag in the index", at in found.index, True)
-    same("running", found.running, held(client, keys, queue))
-    return wrong
+    given_back = sum(map(len, found.fronts.values()))
+    return [
+        ("t", found.state.get("t", 0), sum(counts.values())),
+        ("b", found.state.get("b", 0), given_back),
+        *((f"r{level}", found.state.get(f"r{level}", 0), runnable[level]) for level in LEVELS),
+        ("ready", found.ready, sum(runnable.values()) > 0),
+    ]
+
+
+def _key(found: Sorted, at: At, full: bool) -> list[Check]:
+    elements = found.waiting(at)
+    members = [(member.front, member.sequence) for member in found.index.get(at, [])]
+    if not elements:
+        return [(f"index of {at}", members, []), (f"{at} in full", at in found.full, False)]
+    expected = [] if full else [(at in found.fronts, elements[0].sequence)]
+    checks: list[Check] = [
+        (f"{at} in full", at in found.full, full),
+        (f"index of {at}", members, expected),
+    ]
+    for part in (found.fronts.get(at, []), found.jobs.get(at, [])):
+        sequences = [element.sequence for element in part]
+        checks.append((f"order of {at}", sequences, sorted(set(sequences))))
+    return checks
