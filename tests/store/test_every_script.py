@@ -15,7 +15,7 @@ from celery_strategies.store.keys import Keys
 
 from . import sorted_state
 from .scenarios import SCENARIOS, Scenario, queue_of, worker_for
-from .sorted_scenarios import LATER, SORTED_SCENARIOS, names_in
+from .sorted_scenarios import LATER, POLICY, SORTED_SCENARIOS, names_in
 from .tools import (
     NOW,
     Caller,
