@@ -12,6 +12,7 @@ from celery import Task
 from celery.worker import state as worker_state
 from celery.worker.control import inspect_command
 
+from tests.support.apps import PREFIX
 from tests.worker.project import app, end, recorder, task, wait_for
 
 __all__ = ["app"]
@@ -63,3 +64,19 @@ def memory(state: Any) -> dict[str, int]:
         "requests": len(worker_state.requests),
         "timers": sum(bool(entry.entry.args) for entry in consumer.timer.queue),
     }
+
+
+@task(autoretry_for=(ValueError,), retry_kwargs={"max_retries": 1, "countdown": 0})
+def autoretried(self: Task, label: str) -> None:
+    """Fail the first time; Celery retries."""
+    with recorder.recorded(self, label):
+        if not self.request.retries:
+            raise ValueError("as asked")
+
+
+@task()
+def spread(self: Task, label: str, parts: int) -> None:
+    """Publish some more jobs."""
+    with recorder.recorded(self, label):
+        for part in range(parts):
+            app.send_task(f"{PREFIX}record", [f"part {part}"], queue="a")

@@ -27,7 +27,7 @@ def occupy(lab: FairLab) -> None:
     """Have one job run and two be sorted in queue a."""
     lab.keyed(["k-0"], task="hold")
     lab.wait_started("k-0")
-    lab.keyed(names("k", 3)[1:] + ["l-0"], task="hold")
+    lab.keyed([*names("k", 3)[1:], "l-0"], task="hold")
     wait_until(lambda: lab.sorted_count() >= 2, 10, "some are sorted")
 
 

@@ -20,8 +20,8 @@ from celery import Celery
 from celery_strategies import Strategy
 from celery_strategies.store import link as link_module
 from celery_strategies.store.store import command, pack
+from celery_strategies.transport import connector as connector_module
 from celery_strategies.transport import patience
-from celery_strategies.transport import reader as reader_module
 from celery_strategies.transport.reader import Reader
 from tests.conftest import RedisFactory
 from tests.faults.conftest import Publisher, Starter
@@ -198,7 +198,7 @@ def _scenario(app: Celery, client: redis.Redis, saboteur: Saboteur) -> Loop:
 @pytest.fixture
 def saboteur(monkeypatch: pytest.MonkeyPatch) -> Saboteur:
     saboteur = Saboteur()
-    monkeypatch.setattr(reader_module, "Link", saboteur.link())
+    monkeypatch.setattr(connector_module, "Link", saboteur.link())
     # The pauses are the same for every kind; their length is not what is tested here.
     monkeypatch.setattr(patience, "LONGEST_PAUSE", 0.02)
     return saboteur
