@@ -203,6 +203,10 @@ def _the_next_session_finds(
     looks = 0
     while looks < 2:
         grant = worker.take(64, tags=tags)
+        if grant.unknown:
+            # As the reader does: without a policy its jobs would be taken in another order.
+            worker.adopt(queue, POLICY)
+            continue
         found |= set(jobs(grant))
         tags = [delivery.tag for delivery in grant.deliveries]
         if not (tags or grant.more):
