@@ -6,10 +6,12 @@ over the same messages. Every message carries a key, whoever reads it.
 """
 
 import dataclasses
+import os
 import statistics
 import threading
 import time
 
+import psutil
 import redis
 
 from . import backlog, variants
@@ -218,19 +220,28 @@ def drain(plan, variant, keys, jobs):
         template().push_keyed(server.client, jobs, keys, to=hidden)
         server.client.rename(hidden, "celery")
         first = fleet.wait_done(jobs // 10)
-        start, load, cpu = time.perf_counter(), server.load(), fleet.cpu_parts()
+        start, load, cpu, busy = time.perf_counter(), server.load(), fleet.cpu_parts(), _busy()
         fleet.wait_done(jobs)
         elapsed = time.perf_counter() - start
-        load, after = server.load() - load, fleet.cpu_parts()
+        load, after, busy = server.load() - load, fleet.cpu_parts(), _busy() - busy
         settle(server, fleet, jobs)
     timed = jobs - first
+    own = load.cpu + sum(after) - sum(cpu)
     return {
         ("rate", "jobs/s"): timed / elapsed,
         ("Redis CPU", "µs/job"): load.cpu / timed * 1e6,
         ("parent CPU", "µs/job"): (after[0] - cpu[0]) / timed * 1e6,
         ("children CPU", "µs/job"): (after[1] - cpu[1]) / timed * 1e6,
-        ("all CPU", "µs/job"): (load.cpu + sum(after) - sum(cpu)) / timed * 1e6,
+        ("all CPU", "µs/job"): own / timed * 1e6,
+        # What else ran, this script included: rounds with much of it say little.
+        ("other programs", "% of the machine"): (busy - own) / elapsed / os.cpu_count() * 100,
     }
+
+
+def _busy():
+    """Return the CPU seconds that the machine has spent on anything."""
+    times = psutil.cpu_times()
+    return sum(times) - times.idle - getattr(times, "iowait", 0) - getattr(times, "guest", 0)
 
 
 def million(plan):
