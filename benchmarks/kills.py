@@ -111,11 +111,8 @@ class Workers(contextlib.AbstractContextManager):
 
     def running(self, name):
         """Return the numbers of the jobs that a worker is running."""
-        numbers = set()
-        for its, number, event, _ in self.runs():
-            if its == name:
-                (numbers.add if event == "start" else numbers.discard)(number)
-        return numbers
+        last = {number: (its, event) for its, number, event, _ in self.runs()}
+        return {number for number, found in last.items() if found == (name, "start")}
 
     def wait(self, condition, seconds, why=lambda: ""):
         """Wait until *condition* returns something true, and return that."""

@@ -18,7 +18,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import select
 import socket
 import weakref
 from collections.abc import Callable, Iterable, Mapping
@@ -33,7 +32,7 @@ from redis.exceptions import NoScriptError, ReadOnlyError, RedisError, ResponseE
 from celery_strategies.store import store as calls
 from celery_strategies.store.link import SUPPORTS_PUSH, Link, ignore
 from celery_strategies.store.store import Store
-from celery_strategies.transport.threads import start_thread
+from celery_strategies.transport.threads import readable, start_thread
 
 logger = logging.getLogger("celery_strategies.keeper")
 
@@ -201,19 +200,15 @@ class Keeper:
 
     def _wait(self, pause: float) -> None:
         """Sleep, but not on if the connection ends: the session has to be there again at once."""
-        watched: list[Any] = [self._nudged]
+        watched = [self._nudged.fileno()]
         link = self._link
         if link is not None and link.alive:
             watched.append(link.fileno())
         with suppress(OSError, ValueError):
-            # Not select(): its descriptors end at 1023.
-            poll = select.poll()
-            for each in watched:
-                poll.register(each, select.POLLIN)
-            readable = {fd for fd, _ in poll.poll(pause * 1000)}
-            if self._nudged.fileno() in readable:
+            ready = readable(watched, pause)
+            if watched[0] in ready:
                 self._nudged.recv(64)
-            if len(watched) > 1 and watched[1] in readable and link is not None:
+            if len(watched) > 1 and watched[1] in ready and link is not None:
                 try:
                     link.pump()
                 except (RedisError, OSError):
@@ -261,8 +256,11 @@ class Keeper:
         link = self._link if self._link is not None and self._link.alive else self._begin()
         before = monotonic()
         entry = self._entry()
-        self._queues, self._priority = tuple(entry["queues"]), int(entry["priority"])
-        now_ms, has_entry, found = self._beat(link)
+        before_that, self._queues = self._queues, tuple(entry["queues"])
+        self._priority = int(entry["priority"])
+        # While its sources come one by one, as after a reconnect, it must not seem to have given one up.
+        leads = self._leads() and self._queues == before_that
+        now_ms, has_entry, found = self._beat(link, leads=leads)
         now = monotonic()
         if not self._began:
             self._began = now_ms
@@ -280,7 +278,7 @@ class Keeper:
         waiting = any(suspect.gone_since is not None for suspect in self._suspects.values())
         return BEAT_INTERVAL / 2 if waiting else BEAT_INTERVAL
 
-    def _beat(self, link: Link) -> tuple[int, bool, list[tuple[str, int, bool]]]:
+    def _beat(self, link: Link, *, leads: bool) -> tuple[int, bool, list[tuple[str, int, bool]]]:
         tags = list(self._tags())
         quiet = int(3 * BEAT_INTERVAL * 1000)
         args = (quiet, self._ttl, int(ENTRY_TTL * 1000))
@@ -291,7 +289,7 @@ class Keeper:
                 *args,
                 queues=self._queues,
                 priority=self._priority,
-                lease_ttl=int(self._stale_after * 1000) * (1 if self._leads() else -1),
+                lease_ttl=int(self._stale_after * 1000) * (1 if leads else -1),
             )
             answer = self._call(link, packed)
         now, entry, outranked, *rest = answer

@@ -231,7 +231,7 @@ class Reader:
                 connect=self.connector.another_connection,
                 tags=lambda: tuple(self.held),
                 lives=self._shows_life,
-                leads=lambda: self.session is not None,
+                leads=lambda: self.session is not None and bool(self._bindings),
                 buried=self._buried,
                 outranked=self._outranked,
                 entry=self._entry,

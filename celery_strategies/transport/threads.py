@@ -5,8 +5,9 @@ gevent and eventlet put greenlets in the place of threads; those stand still whi
 
 from __future__ import annotations
 
+import select
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from threading import Thread
 
 
@@ -28,3 +29,17 @@ def start_thread(target: Callable[[], None], name: str) -> None:
         eventlet.original("threading").Thread(target=target, name=name, daemon=True).start()
     else:
         Thread(target=target, name=name, daemon=True).start()
+
+
+def readable(descriptors: Iterable[int], seconds: float) -> set[int]:
+    """Wait, in a thread of :func:`start_thread`, until some of *descriptors* can be read; returns those."""
+    eventlet = sys.modules.get("eventlet.patcher")
+    module = select
+    if eventlet is not None and eventlet.is_monkey_patched("select"):
+        # What it leaves of the module has no poll().
+        module = eventlet.original("select")
+    # Not select(): its descriptors end at 1023.
+    poll = module.poll()
+    for descriptor in descriptors:
+        poll.register(descriptor, module.POLLIN)
+    return {descriptor for descriptor, _ in poll.poll(seconds * 1000)}

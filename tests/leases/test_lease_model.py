@@ -277,7 +277,13 @@ class LeaseMachineOnRedis(LeaseMachine):
 
     def beats(self, name: str) -> bool:
         packed = self.stores[name].beat(
-            [], 1500, 60_000, 60_000, lease_ttl=LEASE_TTL, now=self.now * 1000
+            [],
+            1500,
+            60_000,
+            60_000,
+            queues=[QUEUE],
+            lease_ttl=LEASE_TTL,
+            now=self.now * 1000,
         )
         self.caller(packed)
         leads = super().beats(name)

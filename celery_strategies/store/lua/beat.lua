@@ -12,7 +12,7 @@
 -- ARGV[3] ttl milliseconds of the holder
 -- ARGV[4] entry_ttl milliseconds of the entry
 -- ARGV[5] sessions text: what the names of sessions' channels begin with; '' = do not look
--- ARGV[6] lease_ttl milliseconds; below 0: the same, but its leases are not renewed
+-- ARGV[6] lease_ttl milliseconds; below 0: the same, but its leases are left as they are
 -- ARGV[7] priority number: its own consumer priority
 -- ARGV[8] now microseconds or ''
 -- ARGV[9+] tags: one for each message held, whose time stamps are renewed
@@ -32,11 +32,20 @@ end
 if #scores > 0 then
   call('ZADD', KEYS[3], 'XX', unpack(scores))
 end
+local reads = {}
+for i = 7, #KEYS do
+  reads[KEYS[i]] = true
+end
 for _, base in ipairs(call('SRANDMEMBER', KEYS[6], 1000)) do
   -- Only ours: who was silent for long may have lost it.
   local leader, failure = soft('HGET', base .. 'lease', 'worker')
   if leader == ARGV[1] then
-    if tonumber(ARGV[6]) > 0 then
+    if tonumber(ARGV[6]) > 0 and not reads[base .. 'consumers'] and not call('HGET', base .. 'lease', 'tag') then
+      -- It was told to stop reading that one.
+      call('HDEL', base .. 'lease', 'worker', 'until', 'late')
+      call('SET', base .. 'free', '1', 'PX', 60000)
+      call('SREM', KEYS[6], base)
+    elseif tonumber(ARGV[6]) > 0 then
       call('HSET', base .. 'lease', 'until', int(ms + ARGV[6]))
       call('HDEL', base .. 'lease', 'late')
     end
