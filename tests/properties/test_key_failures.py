@@ -218,9 +218,10 @@ class BrokenKeys(Broken):
             self.client.zadd(self.keys.alive, {name: 5})
             assert self.caller(self.members[0].store.bury(name, 5))[1] == 0
         self.sweep()
+        self.adopt()
         last = self.hire()
         last.join()
-        before = -1
+        before: Any = None
         while before != self.jobs_seen(last):
             before = self.jobs_seen(last)
             for queue in QUEUES:
@@ -234,7 +235,7 @@ class BrokenKeys(Broken):
             for _, fields in self.client.xrange(self.keys.set_aside(queue))
         }
         jobs = {f"job-{n}" for n in range(1, self.jobs + 1)}
-        assert {*self.finished.values()} | aside == jobs
+        assert {*self.finished.values()} | aside == jobs, keyspace(self.client)
         left = {job_of(raw) for raw in everywhere(self.client)}
         assert left == aside, keyspace(self.client)
         for queue in QUEUES:

@@ -198,6 +198,9 @@ def _the_next_session_finds(
         worker.store.promote(queue, now=LATER)
     ):
         pass
+    if worker.sources[0].sorted:
+        # As a reader does whose take says that the policy is gone.
+        worker.adopt(queue, POLICY)
     found: set[str] = set()
     tags: list[str] = []
     looks = 0
