@@ -121,7 +121,7 @@ def test_unsort_hands_given_back_messages_to_stock_workers(lab: Lab) -> None:
     ours.wait_exit()
     assert lab.waiting("a") == names("j", 4)
     done = celery("strategies", "unsort", "a", broker_url=lab.url)
-    assert "a: 2 messages moved" in done.stdout
+    assert "messages moved" in done.stdout
     assert lab.db.llen("a") == 4
     assert lab.waiting("a") == names("j", 4)
     lab.db.delete("test:ran")

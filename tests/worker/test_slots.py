@@ -40,7 +40,7 @@ def test_case_04_waiting_etas_do_not_keep_a_plain_job_waiting(lab: Lab) -> None:
     assert lab.started() == ["plain"]
     # And nothing of them is lost when the worker goes.
     assert worker.stop() == 0
-    assert lab.waiting("a") == names("eta", 20)
+    assert lab.delayed("a") == names("eta", 20)
     assert lab.unacked() == 0
 
 
