@@ -9,10 +9,10 @@
 -- Invariant: the list has the message before the set loses it
 call('DEL', KEYS[1])
 local limit = ARGV[2] == 'all' and '+inf' or int(clock(ARGV[2]) / 1000)
-local moved, bytes, stuck, failure = 0, 0, 0, nil
+local count, moved, bytes, stuck, failure = tonumber(ARGV[1]), 0, 0, 0, nil
 -- One at a time where they are large.
-while moved < tonumber(ARGV[1]) and stuck < 64 and bytes < 262144 do
-  local chunk = moved > 0 and bytes < 4096 * moved and 8 or 1
+while moved < count and stuck < 64 and bytes < 262144 do
+  local chunk = math.min(count - moved, moved > 0 and bytes < 4096 * moved and 8 or 1)
   local members = call('ZRANGEBYSCORE', KEYS[2], '-inf', limit, 'LIMIT', stuck, chunk)
   if #members == 0 then
     break
