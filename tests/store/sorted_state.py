@@ -10,7 +10,7 @@ from typing import NamedTuple
 import redis
 
 from celery_strategies.store.keys import Keys
-from celery_strategies.store.store import Place
+from celery_strategies.store.store import Place, is_counted
 
 LEVELS = range(10)
 
@@ -162,11 +162,11 @@ _READERS: dict[str, Callable[[Sorted, redis.Redis, bytes, str], None]] = {
 
 
 def held(client: redis.Redis, keys: Keys, queue: str) -> dict[str, set[str]]:
-    """Return the tags of the sorted jobs of *queue* that holder entries list, by key."""
+    """Return the tags of the counted jobs of *queue* that holder entries list, by key."""
     found: dict[str, set[str]] = {}
     for name in client.scan_iter(match=f"{keys.holder('*')}", count=10_000):
         for tag, entry in client.hgetall(name).items():
-            if tag:
+            if is_counted(tag.decode()):
                 place = Place.parse(entry)
                 if place.queue == queue and place.key is not None:
                     found.setdefault(place.key, set()).add(tag.decode())
