@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import statistics
 import subprocess
 import sys
 import time
@@ -28,24 +27,20 @@ SHORT = {**QUICK, "broker_transport_options": {"visibility_timeout": 3}}
 @pytest.mark.slow
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent"])
 def test_a_killed_workers_job_runs_elsewhere_within_seconds(lab: LeaseLab, pool: str) -> None:
-    took = []
     watcher = lab.worker("threads", queues="b")
-    for number in range(2):
-        worker = lab.worker(pool, queues="a")
-        label = f"{pool}{number}"
-        lab.send("hold_late", label, queue="a")
-        lab.wait_started(label)
-        other = lab.worker("threads", queues="a")
-        lab.acquainted(worker, other, watcher)
-        worker.kill()
-        began = time.monotonic()
-        wait_until(lambda: lab.started().count(label) == 2, 15, "it runs again")  # noqa: B023
-        took.append(time.monotonic() - began)
-        lab.open()
-        lab.wait_ended(label)
-        assert lab.ran_by(label) == {worker.hostname, other.hostname}
-        other.stop()
-    assert statistics.median(took) < 4
+    worker = lab.worker(pool, queues="a")
+    lab.send("hold_late", "job", queue="a")
+    lab.wait_started("job")
+    other = lab.worker("threads", queues="a")
+    lab.acquainted(worker, other, watcher)
+    worker.kill()
+    began = time.monotonic()
+    wait_until(lambda: lab.started().count("job") == 2, 15, "it runs again")
+    # Some 1 s on a machine with nothing else to do; the slow rule would take 10.
+    assert time.monotonic() - began < 5
+    lab.open()
+    lab.wait_ended("job")
+    assert lab.ran_by("job") == {worker.hostname, other.hostname}
 
 
 @pytest.mark.slow
