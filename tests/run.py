@@ -1,7 +1,9 @@
-"""Run the whole suite on every redis-server that this machine has.
+"""Run the suite on every redis-server that this machine has.
 
-`python3 tests/run.py [--redis 6.2|7.0|all] [--fast] [pytest arguments]` makes its own environment.
-The servers are tested side by side. The output is pytest's, once for each server, with the slowest
+`python3 tests/run.py [--redis 6.2|7.0|all] [--full] [--fast] [pytest arguments]` makes its own
+environment.
+The newest server gets the whole suite; the others, beside it, the part that depends on the
+server (`--full`: the whole, too). The output is pytest's, once for each server, with the slowest
 tests of each, and its last line is pytest's own: that of the first run that failed, else that of
 the last run. With CI set, what failed is run once more, alone, and named.
 """
@@ -29,11 +31,28 @@ _CLOSING = re.compile(r"\b\d+ (passed|failed|errors?|skipped|deselected)\b|\bno 
 _SLOWEST = ("--durations=20", "--durations-min=2")
 
 
+#: What an older server might do otherwise: every script, and each kind of worker's doings once.
+SERVER_PART = (
+    "tests/store",
+    "tests/properties",
+    "tests/smoke",
+    "tests/limits/test_scripts.py",
+    "tests/limits/test_failures.py",
+    "tests/leases/test_lease_model.py",
+    "tests/leases/test_single_active.py",
+    "tests/fair/test_shares.py",
+    "tests/faults/test_restarts.py",
+    "tests/worker/test_order.py",
+)
+
+
 @dataclass
 class Run:
     """One run of pytest on one server, and how it ended."""
 
     series: str
+    part: tuple[str, ...] = ()
+    """What to run where the command line names nothing; empty: the whole suite."""
     code: int = 0
     closing: str = ""
     """pytest's closing line, empty if it died before that."""
@@ -45,7 +64,7 @@ class Run:
         # What stands later on the command line wins.
         command = [
             *(sys.executable, "-m", "pytest", *_SLOWEST),
-            *("-o", f"cache_dir=.pytest_cache/{self.series}", *arguments),
+            *("-o", f"cache_dir=.pytest_cache/{self.series}", *arguments, *self.part),
         ]
         env = {**os.environ, "REDIS_VERSION": self.series}
         self.closing, self.closed = "", False
@@ -107,6 +126,7 @@ def main() -> int:
         allow_abbrev=False,
     )
     parser.add_argument("--redis", default="all", help="6.2, 7.0, another series, or all found")
+    parser.add_argument("--full", action="store_true", help="the whole suite on every server")
     parser.add_argument("--fast", action="store_true", help="leave out what is marked slow")
     options, arguments = parser.parse_known_args()
     if options.fast:
@@ -121,7 +141,9 @@ def main() -> int:
         environment.fail(str(error))
     for binary in binaries:
         print(f"=== The suite on {binary}", flush=True)
-    runs = [Run(binary.series) for binary in binaries]
+    named = any((ROOT / argument.partition("::")[0]).exists() for argument in arguments)
+    part = () if options.full or named else SERVER_PART
+    runs = [Run(binary.series, part) for binary in binaries[:-1]] + [Run(binaries[-1].series)]
     run_all(runs, arguments, retry="CI" in os.environ)
     if len(runs) > 1:
         print()
