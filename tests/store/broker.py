@@ -86,7 +86,7 @@ class RedisBroker:
         taken: list[Taken] = []
         if self.sort_first and n > 0:
             self.sort()
-        while True:
+        for _ in range(500):
             grant = self.worker.take(min(n - len(taken), 64), turn=self.turn)
             assert grant.valid
             assert (grant.broken, grant.set_aside, grant.lost) == ((), (), ())
@@ -100,6 +100,7 @@ class RedisBroker:
             assert grant.turn == self.turn or not grant.deliveries
             if len(taken) == n or not (grant.deliveries or grant.more):
                 return taken
+        raise AssertionError("there is always more, and never anything")
 
     def give_back(self, *jobs: str, started: bool = True) -> None:
         """Give held jobs back."""
