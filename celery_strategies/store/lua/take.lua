@@ -398,7 +398,8 @@ end
 for _, q in pairs(queues) do
   if q then
     commit(q)
-    if #plan < n and q.more then
+    -- Where memory is full nobody sorts what is left.
+    if #plan < n and (q.more or not roomy and unsorted[1]) then
       more = 1
     end
   end
