@@ -1,4 +1,4 @@
-"""A Redis whose memory is full can be emptied, sorted queues too; only sorting ahead of need is refused, and says so."""
+"""A Redis whose memory is full can be emptied, sorted queues too; only sorting ahead of need is refused, and told."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_the_sorter_is_refused_and_told_why(full: redis.Redis, caller: Caller) -
     worker = a_worker(full, caller, FAIR)
     fill(full)
     before = keyspace(full)
-    with pytest.raises(redis.ResponseError, match="OOM|maxmemory"):
+    with pytest.raises(redis.ResponseError, match=r"OOM|maxmemory"):
         worker.sort(worker.sources[0])
     assert keyspace(full) == before
     full.config_set("maxmemory", "0")
