@@ -635,6 +635,8 @@ local function reindex(q, l, found)
     return
   elseif call('EXISTS', index) == 0 then
     put(q, V[l], 0)
+    -- Whatever a script that was stopped has left there.
+    call('DEL', tags)
   elseif v >= q.rebase then
     rebase(q, l, v)
   end
