@@ -82,7 +82,11 @@ save_all()
 if moved + dropped == 0 and (unreadable or q.full > 0 and q.full == blocked) then
   return redis.error_reply(q.broken or 'keys that are full cannot be read')
 elseif moved + dropped + q.full == 0 then
-  call('DEL', KEYS[2], base .. 'state', base .. 'ready', base .. 'sorter')
+  local names = {base .. 'state', base .. 'ready', base .. 'sorter'}
+  for l = 0, 9 do
+    names[#names + 1] = base .. 'tags:' .. l
+  end
+  call('DEL', KEYS[2], unpack(names))
   return -1
 end
 return moved
