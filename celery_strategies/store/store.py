@@ -449,7 +449,7 @@ class Store:
         by_session: bool = False,
         most: int = 0,
     ) -> bytes:
-        """Put back what a dead worker held, whose last *beat*, in ms, was seen; replies with (moved, left).
+        """Put back what a dead worker held, whose last *beat*, in ms, was seen; replies with (moved, left, dealt with).
 
         *by_session* says that its session must be gone; *most* as in :meth:`restore`.
         """

@@ -355,15 +355,15 @@ class Keeper:
         total, left = 0, 1
         try:
             for _ in range(BURY_CALLS):
-                step, left = self._call(link, packed)
-                total += max(0, step)
+                moved, left, step = self._call(link, packed)
+                total += max(0, moved)
                 if step <= 0 or not left:
                     break
         except ResponseError as exc:
             # A dead worker that cannot be buried must not end the beats of the living.
             self._stuck(worker, str(exc))
             return
-        if step < 0:
+        if moved < 0:
             # It lives, or somebody else has buried it.
             self._suspects.pop(worker, None)
         elif left:

@@ -299,7 +299,7 @@ class LeaseMachineOnRedis(LeaseMachine):
         self.beats(name)
         super().dies(name)
         beat = int(self.client.zscore(_KEYS.alive, name))
-        _, left = self.caller(self.stores[name].bury(name, beat))
+        _, left, _ = self.caller(self.stores[name].bury(name, beat))
         assert left == 0
         self._join(name)
 

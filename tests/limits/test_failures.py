@@ -242,7 +242,7 @@ class Machine(RuleBasedStateMachine):
         left = 1
         while left:
             with suppress(Injected):
-                _, left = self.call(witness.bury(name, 1), fail_at)
+                _, left, _ = self.call(witness.bury(name, 1), fail_at)
             fail_at = 0
 
     def lapse(self) -> None:

@@ -487,7 +487,7 @@ def test_a_dead_workers_early_acknowledged_job_gives_its_permit_up_when_it_is_bu
     worker.caller(worker.store.settle([calls.STILL_RUNS + first]))
     redis_db.zadd(KEYS.alive, {"w": 5})
     other = hire(worker.caller, "other", "q")
-    assert worker.caller(other.store.bury("w", 5)) == [1, 0]
+    assert worker.caller(other.store.bury("w", 5)) == [1, 0, 2]
     assert permits(redis_db) == ["2"]
     assert [job_of(d.raw) for d in other.grab(9)] == ["job-1", "job-2"]
     assert third

@@ -22,7 +22,7 @@ def bury_all(caller: Caller, dead: str, beat: int = 5, calls: int = 200) -> int:
     """Bury *dead* as a keeper does; returns the number of calls."""
     store = Store(Keys(), "other")
     for number in range(1, calls + 1):
-        _, left = caller(store.bury(dead, beat))
+        _, left, _ = caller(store.bury(dead, beat))
         if not left:
             return number
     raise AssertionError(f"{left} entries are left after {calls} calls")

@@ -113,7 +113,7 @@ def test_what_is_held_can_go_wherever_it_has_to(full: redis.Redis, caller: Calle
     assert caller(store.settle([calls.STILL_RUNS + tags[5]])) == []
     assert caller(store.settle([calls.HAS_ENDED + tags[5]])) == []
     assert caller(store.settle([tags[6]])) == []
-    assert caller(store.bury("w", 5)) == [1, 0]
+    assert caller(store.bury("w", 5)) == [1, 0, 1]
     assert caller(store.promote("q", now=NOW + 2_000_000)) == 1
     assert len(everywhere(full)) == len(every) - 2
     assert audit(full, worker.keys, "q") == []
