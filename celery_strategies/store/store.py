@@ -25,7 +25,7 @@ BYTE_LIMIT = 1024 * 1024
 #: Most tags one settling call names (bounded by Lua's unpack).
 TAG_LIMIT = 500
 #: Most messages, and about how many bytes, one call sorts.
-SORT_LIMIT = 200
+SORT_LIMIT = 100
 SORT_BYTES = 256 * 1024
 #: Most limits at whose lines one call looks.
 LINES_LIMIT = 32
