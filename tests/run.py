@@ -2,10 +2,10 @@
 
 `python3 tests/run.py [--redis 6.2|7.0|all] [--full] [--fast] [pytest arguments]` makes its own
 environment.
-The newest server gets the whole suite; the others, beside it, the part that depends on the
-server (`--full`: the whole, too). The output is pytest's, once for each server, with the slowest
-tests of each, and its last line is pytest's own: that of the first run that failed, else that of
-the last run. With CI set, what failed is run once more, alone, and named.
+The newest server gets the whole suite, in two halves side by side; the others, beside it, the
+part that depends on the server (`--full`: the whole, too). The output is pytest's, once for each
+run, with the slowest tests of each, and its last line is pytest's own: that of the first run that
+failed, else that of the last run. With CI set, what failed is run once more, alone, and named.
 """
 
 from __future__ import annotations
@@ -45,12 +45,19 @@ SERVER_PART = (
     "tests/worker/test_order.py",
 )
 
+#: The whole suite in two parts of about the same length: its tests wait for processes most of the time.
+HALVES = (
+    ("worker", "smoke", "limits", "events", "docs", "core", "settings", "support", "packaging"),
+    ("faults", "fair", "leases", "publish", "properties", "store"),
+)
+
 
 @dataclass
 class Run:
     """One run of pytest on one server, and how it ended."""
 
     series: str
+    name: str
     part: tuple[str, ...] = ()
     """What to run where the command line names nothing; empty: the whole suite."""
     code: int = 0
@@ -64,7 +71,7 @@ class Run:
         # What stands later on the command line wins.
         command = [
             *(sys.executable, "-m", "pytest", *_SLOWEST),
-            *("-o", f"cache_dir=.pytest_cache/{self.series}", *arguments, *self.part),
+            *("-o", f"cache_dir=.pytest_cache/{self.name}", *arguments, *self.part),
         ]
         env = {**os.environ, "REDIS_VERSION": self.series}
         self.closing, self.closed = "", False
@@ -83,10 +90,19 @@ class Run:
 
     def again(self, arguments: list[str], write: Callable[[str], object]) -> None:
         """Run what failed once more, with nothing beside it, and name it."""
-        write(f"\n=== Once more on {self.series}, alone: what failed above\n")
+        write(f"\n=== Once more on {self.name}, alone: what failed above\n")
         self.execute(["--last-failed", "--last-failed-no-failures=none", *arguments], write)
         if self.code == 0:
-            write(f"=== FLAKY on {self.series}: failed above and passed alone\n")
+            write(f"=== FLAKY on {self.name}: failed above and passed alone\n")
+
+
+def halves() -> list[tuple[str, ...]]:
+    """Return the two halves as paths; no folder of tests may be in neither."""
+    named = {name for half in HALVES for name in half}
+    found = {path.parent.name for path in (ROOT / "tests").glob("*/test_*.py")}
+    if found != named:
+        environment.fail(f"tests/run.py: HALVES and the folders differ: {sorted(found ^ named)}")
+    return [tuple(f"tests/{name}" for name in half) for half in HALVES]
 
 
 def _print(text: str) -> None:
@@ -95,7 +111,7 @@ def _print(text: str) -> None:
 
 
 def run_all(runs: list[Run], arguments: list[str], *, retry: bool) -> None:
-    """Run the suite on all servers at once: its tests wait for processes most of the time.
+    """Run all of them at once, on their servers.
 
     The last one's output is shown as it comes, the others' after it.
     """
@@ -109,7 +125,7 @@ def run_all(runs: list[Run], arguments: list[str], *, retry: bool) -> None:
     runs[-1].execute(arguments, _print)
     for thread, output, run in zip(threads, outputs, runs, strict=False):
         thread.join()
-        _print(f"\n=== The suite on {run.series}\n{''.join(output)}")
+        _print(f"\n=== The suite on {run.name}\n{''.join(output)}")
     for run in runs:
         # 1: tests failed; anything else is not theirs to mend.
         if retry and run.code == 1:
@@ -142,14 +158,20 @@ def main() -> int:
     for binary in binaries:
         print(f"=== The suite on {binary}", flush=True)
     named = any((ROOT / argument.partition("::")[0]).exists() for argument in arguments)
-    part = () if options.full or named else SERVER_PART
-    runs = [Run(binary.series, part) for binary in binaries[:-1]] + [Run(binaries[-1].series)]
+    runs = []
+    for binary in binaries:
+        parts = (
+            [()] if named else halves() if options.full or binary is binaries[-1] else [SERVER_PART]
+        )
+        for number, part in enumerate(parts, 1):
+            name = f"{binary.series}-{number}" if len(parts) > 1 else binary.series
+            runs.append(Run(binary.series, name, part))
     run_all(runs, arguments, retry="CI" in os.environ)
     if len(runs) > 1:
         print()
-        for binary, run in zip(binaries, runs, strict=True):
-            verdict = "ok" if run.code == 0 else f"FAILED (exit code {run.code})"
-            print(f"{binary}: {verdict}")
+        for binary in binaries:
+            codes = [run.code for run in runs if run.series == binary.series and run.code]
+            print(f"{binary}: {f'FAILED (exit code {codes[0]})' if codes else 'ok'}")
     # What decides the exit code also has the last word.
     decisive = next((run for run in runs if run.code), runs[-1])
     if len(runs) > 1 or not decisive.closed:
