@@ -136,13 +136,15 @@ class Sorting:
         if agreement.changed:
             packed = steer(session.keys, queue, "caps", "")
             session.link.send(packed, partial(self._steered, session, queue))
-        self._settled.add(queue)
+        if wanted is not None:
+            self._settled.add(queue)
         policy = agreement.policy
         if policy is None and self.policy is not None:
             # It was removed a moment ago; the next look finds it unknown and adopts it again.
             self._known.pop(queue, None)
         elif queue not in self._known or self._known[queue] != policy:
-            if policy is not None and policy != self.policy:
+            follows = self.policy is None or queue in self._settled
+            if policy is not None and policy != self.policy and follows:
                 logger.info("Queue %r is sorted by %s: serving that", queue, _told(policy))
             self._known[queue] = policy
         else:

@@ -29,7 +29,10 @@ def probe(lab: FairLab, what: str) -> None:
 def test_every_outcome_ends_it(lab: FairLab, pool: str, ack: str) -> None:
     """Cap 1, two slots: after each outcome the next job of the key runs."""
     worker = lab.worker(pool, concurrency=None if pool == "solo" else 2, settings=CAPPED)
-    outcomes = EVERYWHERE + (IN_A_CHILD if pool == "prefork" else ())
+    outcomes = EVERYWHERE
+    if pool == "prefork":
+        # Two that Celery notices by its own look, each 5 s, are the same for it with either acknowledgement.
+        outcomes += IN_A_CHILD if ack == "late" else IN_A_CHILD[:2]
     task = "outcome" if ack == "late" else "outcome_early"
     for how in outcomes:
         limits = {"soft": {"soft_time_limit": 1}, "hard": {"time_limit": 1}}.get(how, {})

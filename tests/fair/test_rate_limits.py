@@ -14,8 +14,9 @@ SOURCES = ("fair", "plain")
 SLOW = {"task_annotations": {"test.record": {"rate_limit": "1/m"}}}
 
 
-@pytest.mark.parametrize("source", SOURCES)
-@pytest.mark.parametrize("pool", POOLS)
+@pytest.mark.parametrize(
+    ("source", "pool"), [*(("fair", pool) for pool in POOLS), ("plain", "threads")]
+)
 def test_case_12_a_rate_limited_task_type_blocks_nobody(
     lab: FairLab, source: str, pool: str
 ) -> None:

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from celery_strategies.core.strategies import Strategy
-from tests.fair.lab import CALLABLE, POOLS, FairLab, key_of, names, once_each
+from tests.fair.lab import CALLABLE, FairLab, key_of, names, once_each
 from tests.support.waiting import wait_until
 from tests.support.workers import job, publish
 
@@ -16,7 +16,7 @@ def keys_of(labels: list[str]) -> list[str]:
     return [key_of(label) for label in labels]
 
 
-@pytest.mark.parametrize("pool", POOLS)
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
 def test_a_minnow_does_not_wait_for_a_whale(lab: FairLab, pool: str) -> None:
     """1,000 of one key are waiting; two of each of five others come behind: each is among the first."""
     whale, minnows = names("whale", 1000), [f"m{i}-{n}" for n in range(2) for i in range(5)]
