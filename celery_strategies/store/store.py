@@ -148,7 +148,8 @@ class Grant(NamedTuple):
     *now* is the server's time in seconds, None if no source is sorted. *unsorted* says of which sources how many
     messages are still to be sorted, *notes* what was wrong with their tags, *unknown* which have no policy, *terms* the
     term of each lease (0: it is ours, and its job is in flight; below zero: milliseconds until somebody else's runs
-    out), *soon* in how many seconds the first message is due that this take put among the delayed.
+    out), *soon* in how many seconds the first message is due that this take put among the delayed,
+    *moved* how many messages it sorted, or put there.
     """
 
     valid: bool
@@ -164,13 +165,14 @@ class Grant(NamedTuple):
     unknown: tuple[int, ...] = ()
     terms: tuple[tuple[int, int], ...] = ()
     soon: float | None = None
+    moved: int = 0
 
     @classmethod
     def parse(cls, reply: Sequence[Any]) -> Grant:
         """Read take's reply."""
         if not reply[0]:
             return cls(valid=False)
-        _, turn, more, flat, bad, broken, lost, now, unsorted, notes, unknown, terms, soon = reply
+        _, turn, more, flat, bad, broken, lost, now, unsorted, notes, unknown, terms, soon, moved = reply
         # One pass in C over the flat reply: five values for each message.
         columns = [iter(flat)] * 5
         return cls(
@@ -194,6 +196,7 @@ class Grant(NamedTuple):
             tuple(unknown),
             tuple([(terms[i], int(terms[i + 1])) for i in range(0, len(terms), 2)]),
             None if soon < 0 else soon / 1000,
+            moved,
         )
 
 

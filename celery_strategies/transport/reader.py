@@ -560,6 +560,7 @@ class Reader:
             self.granted_at = grant.now or 0.0
             self._last_yield = plan.sources[deliveries[-1].source].queue
             self._turn = grant.turn
+        if deliveries or grant.moved or grant.set_aside:
             self.idle.yielded(full=full)
         if full or grant.more or plan is not self._plan:
             self._hungry = True

@@ -16,6 +16,8 @@ from tests.support.workers import Worker
 from tests.worker.lab import Lab
 
 PROJECT = "tests.fair.project"
+#: The same, where an idle worker does not look by itself.
+PATIENT = "tests.fair.patient"
 #: Every pool that a strategies worker may have inside.
 POOLS = ("prefork", "threads", "solo", "gevent", "eventlet")
 
@@ -37,6 +39,9 @@ def key_of(label: str) -> str:
 class FairLab(Lab):
     """A lab where fair share is on: the key of a job is what stands before the dash of its label."""
 
+    #: What workers run, unless a test says otherwise.
+    project = PROJECT
+
     def worker(
         self,
         pool: str = "prefork",
@@ -45,12 +50,12 @@ class FairLab(Lab):
         settings: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> Worker:
-        options.setdefault("app", PROJECT)
+        options.setdefault("app", self.project)
         return super().worker(pool, queues=queues, settings={**FAIR, **(settings or {})}, **options)
 
     def plain(self, pool: str = "prefork", **options: Any) -> Worker:
         """Start one of our workers with no setting of fair share."""
-        options.setdefault("app", PROJECT)
+        options.setdefault("app", self.project)
         options.setdefault("queues", "a")
         return super().worker(pool, **options)
 

@@ -69,7 +69,9 @@ def test_one_worker_sorts_while_others_serve_and_another_goes_on_if_it_dies(lab:
     alive.stop()
     ran, waiting = lab.ended(), lab.waiting("a")
     assert {*ran, *waiting} == {"first-0", "first-1", *labels}
-    assert len(ran) + len(waiting) == 20_002
+    assert len(waiting) == len(set(waiting))
+    # What the dead one had done and not acknowledged, two at most, runs again.
+    assert 20_002 <= len(ran) + len(waiting) <= 20_004
 
 
 def test_a_backlog_is_sorted_while_all_slots_are_busy(lab: FairLab) -> None:

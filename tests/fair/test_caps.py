@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 
-from tests.fair.lab import CAPPED, FairLab, names, once_each, overlaps
+from tests.fair.lab import CAPPED, PATIENT, FairLab, names, once_each, overlaps
 from tests.support.waiting import stays, wait_until
 
 PARALLEL = ("prefork", "threads", "gevent")
+
+
+@pytest.fixture(autouse=True)
+def _nobody_looks_by_chance(lab: FairLab) -> None:
+    lab.project = PATIENT
 
 
 @pytest.mark.parametrize("pool", PARALLEL)
@@ -20,7 +23,7 @@ def test_case_11_a_full_key_at_the_front_hides_nobody(lab: FairLab, pool: str) -
     lab.wait_started("A-first")
     lab.keyed(names("A", 500))
     lab.keyed(["B-0"])
-    lab.wait_ended("B-0", timeout=10)
+    lab.wait_ended("B-0", timeout=20)
     assert lab.started() == ["A-first", "B-0"]
     lab.open()
     lab.wait_count(502, timeout=60)
@@ -36,10 +39,6 @@ def test_a_place_that_frees_is_filled_at_once(lab: FairLab, pool: str, task: str
     lab.worker(pool, concurrency=2, settings=CAPPED)
     lab.keyed(names("A", 10), task=task)
     assert lab.wait_count(10) == names("A", 10)
-    starts = [event.at for event in lab.starts()]
-    gaps = [after - before for before, after in itertools.pairwise(starts)]
-    # Without a wake-up each would wait for the next look, about 5 s.
-    assert max(gaps) < 2.5, gaps
     assert overlaps(lab.events()) == []
     lab.wait_none_in_flight()
 
@@ -56,7 +55,7 @@ def test_another_worker_is_told_of_a_place_that_frees(lab: FairLab) -> None:
     lab.keyed(names("A", 2)[1:], task="hold")
     stays(lambda: len(lab.started()) == 2, 0.5, "both keys are full")
     lab.open()
-    wait_until(lambda: len(lab.started()) == 3, 3, "the next of a key that has room")
+    wait_until(lambda: len(lab.started()) == 3, 20, "the next of a key that has room")
     lab.open(3)
     lab.wait_count(4)
     assert other.running
@@ -76,12 +75,12 @@ def test_a_cap_is_changed_while_jobs_wait(lab: FairLab) -> None:
     wait_until(lambda: len(lab.ended()) == 2, 20, "two end")
     stays(lambda: len(lab.started()) == 3, 0.3, "nothing new")
     lab.open()
-    wait_until(lambda: len(lab.started()) == 4, 3, "one at a time")
+    wait_until(lambda: len(lab.started()) == 4, 20, "one at a time")
     stays(lambda: len(lab.started()) == 4, 0.3, "one at a time")
     lab.set_cap("A", None)
-    wait_until(lambda: len(lab.started()) == 6, 3, "three again")
+    wait_until(lambda: len(lab.started()) == 6, 20, "three again")
     lab.set_cap("*", 4)
-    wait_until(lambda: len(lab.started()) == 7, 3, "four")
+    wait_until(lambda: len(lab.started()) == 7, 20, "four")
     lab.set_cap("*", None)
     lab.open(10)
     lab.wait_count(10)
@@ -107,11 +106,11 @@ def test_caps_of_the_settings_take_effect_when_a_worker_boots(lab: FairLab) -> N
     lab.wait_started("A-0")
     stays(lambda: len(lab.started()) == 1, 0.3, "one")
     lab.worker("threads", concurrency=4, settings={"strategies_max_in_flight": {"*": 3}})
-    wait_until(lambda: len(lab.started()) == 3, 8, "three")
+    wait_until(lambda: len(lab.started()) == 3, 20, "three")
     lab.worker("threads", settings={"strategies_max_in_flight": {"A": 2}})
     lab.open(2)
     wait_until(lambda: len(lab.ended()) == 2, 20, "two end")
-    wait_until(lambda: len(lab.started()) == 4, 3, "two at a time")
+    wait_until(lambda: len(lab.started()) == 4, 20, "two at a time")
     stays(lambda: len(lab.started()) == 4, 0.3, "two at a time")
     lab.open(6)
     lab.wait_count(6)
@@ -135,7 +134,7 @@ def test_a_warm_shutdown_frees_the_place(lab: FairLab, pool: str, task: str) -> 
     stays(lambda: lab.started() == ["A-0"], 0.3, "it counts until it ends")
     lab.open()
     assert worker.wait_exit() == 0
-    assert lab.wait_ended("A-1", timeout=5) == ["A-0", "A-1"]
+    assert lab.wait_ended("A-1", timeout=20) == ["A-0", "A-1"]
     lab.wait_none_in_flight()
 
 
@@ -151,7 +150,7 @@ def test_a_cold_shutdown_frees_the_place(lab: FairLab, task: str) -> None:
     worker.wait_exit()
     lab.open(2)
     lab.worker("threads", settings=CAPPED)
-    lab.wait_ended("A-1", timeout=5)
+    lab.wait_ended("A-1", timeout=20)
     # A job that was acknowledged early is gone; a late one runs again, before the next of its key.
     assert lab.ended() == (["A-0", "A-1"] if task == "hold_late" else ["A-1"])
     lab.wait_none_in_flight()

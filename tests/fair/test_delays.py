@@ -50,7 +50,7 @@ def test_case_04_jobs_with_a_countdown_do_not_fill_a_worker(
     later = names("later", 100)
     lab.keyed(later, countdown=60)
     lab.keyed(["now-0"])
-    lab.wait_ended("now-0", timeout=5)
+    lab.wait_ended("now-0", timeout=20)
     wait_until(lambda: lab.delayed("a") == later, description="all of the others are delayed")
     assert lab.started() == ["now-0"]
     assert lab.unacked() == 0
@@ -131,7 +131,7 @@ def test_a_retry_with_a_countdown_waits_in_redis(lab: FairLab, source: str) -> N
         lambda: lab.control("stats", worker)["strategies"]["held"] == 0, description="not here"
     )
     lab.keyed(["now-0"])
-    lab.wait_ended("now-0", timeout=5)
+    lab.wait_ended("now-0", timeout=20)
     rush(lab)
     lab.wait_ended("k-0")
     assert lab.started() == ["k-0", "now-0", "k-0"]

@@ -27,7 +27,7 @@ def test_case_12_a_rate_limited_task_type_blocks_nobody(
     lab.keyed(limited)
     lab.keyed(free, task="record_late")
     worker = start(pool, concurrency=slots, settings=SLOW)
-    lab.wait_ended(*free, timeout=5)
+    lab.wait_ended(*free, timeout=20)
     wait_until(lambda: len(lab.delayed("a")) == 49, 20, "the rest of A waits")
     assert [label for label in lab.started() if label[0] == "A"] == ["A-0"]
     lab.wait_settled()
@@ -64,7 +64,7 @@ def test_a_job_that_waits_for_its_limit_is_not_in_flight(lab: FairLab) -> None:
     lab.keyed(names("A", 5))
     wait_until(lambda: len(lab.delayed("a")) == 4, 20, "four wait")
     lab.keyed(["A-other"], task="record_late")
-    lab.wait_ended("A-other", timeout=5)
+    lab.wait_ended("A-other", timeout=20)
     lab.wait_none_in_flight()
 
 

@@ -64,6 +64,7 @@ def test_a_grant_is_read_from_the_reply() -> None:
         [2],
         [0, b"17", 1, b"-1"],
         1500,
+        3,
     ]
     assert Grant.parse(reply) == Grant(
         valid=True,
@@ -79,6 +80,7 @@ def test_a_grant_is_read_from_the_reply() -> None:
         unknown=(2,),
         terms=((0, 17), (1, -1)),
         soon=1.5,
+        moved=3,
     )
     assert Grant.parse([0]) == Grant(valid=False)
 

@@ -19,11 +19,11 @@
 -- ARGV[11+] sources: record suffix of each
 -- ARGV[...] call: session, n, turn (0-based), idle (0/1), now (microseconds or ''), skip (bytes, 1 for each source to leave
 --   alone, 2 to give up its lease too; '' = none), tags to settle
--- Returns {valid, turn, more, messages, bad, broken, lost, now, unsorted, notes, unknown, terms, soon}: messages = source, tag,
+-- Returns {valid, turn, more, messages, bad, broken, lost, now, unsorted, notes, unknown, terms, soon, moved}: messages = source, tag,
 --   list, deliveries, raw, ...; now in microseconds, '' if it was not asked for; unsorted = source, messages, ...; notes = source,
 --   text, ...; unknown = sources that are to be sorted and have no policy; terms = source, term
 --   of the lease (0 = it is ours, and its job in flight; below 0 = somebody else's, for so many milliseconds), ...
---   soon = milliseconds until the first message that went to the delayed is due, -1 = none did
+--   soon = milliseconds until the first message that went to the delayed is due, -1 = none did; moved = messages sorted
 -- Invariant: the new place is written before the old one is removed; nothing is written for a stale session
 local wake, sequence, unacked, unacked_index, holder = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local worker, strategy, byte_limit = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
@@ -65,6 +65,7 @@ end
 local plan, bad, broken, bytes, more = {}, {}, {}, 0, 0
 local queues, unsorted, unknown, terms = {}, {}, {}, {}
 local budget = {messages = 0, extra = 256, bytes = 262144}
+local moved = 0
 
 local function broke(s, failure)
   broken[#broken + 1], broken[#broken + 2] = s - 1, failure.err
@@ -105,6 +106,7 @@ local function sort_some(s, q)
     inbox[i], numbers[i] = KEYS[k + i], byte(list_index, list_of[s] + i)
   end
   local left = new_sort()(q, names, inbox, numbers, length_of, byte(levels, s), budget, now / 1000, worker)
+  moved = moved + budget.moved
   if left > 0 and budget.moved > 0 then
     unsorted[#unsorted + 1], unsorted[#unsorted + 2] = s - 1, left
   end
@@ -437,4 +439,4 @@ for s, q in pairs(queues) do
   end
 end
 return {1, turn, more, messages, noted, broken, lost, now and int(now) or '', unsorted, notes, unknown, terms,
-  soon and math.ceil(soon - now / 1000) or -1}
+  soon and math.ceil(soon - now / 1000) or -1, moved}
