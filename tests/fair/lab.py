@@ -39,8 +39,8 @@ def key_of(label: str) -> str:
 class FairLab(Lab):
     """A lab where fair share is on: the key of a job is what stands before the dash of its label."""
 
-    #: What workers run, unless a test says otherwise.
-    project = PROJECT
+    #: What workers run, unless a test says otherwise: what nobody tells them, they do not find by chance.
+    project = PATIENT
 
     def worker(
         self,
@@ -63,6 +63,10 @@ class FairLab(Lab):
         """Start one of our workers with groups."""
         settings = {"strategies_group_mode": mode, **options.pop("settings", {})}
         return self.plain(pool, settings=settings, **options)
+
+    def stock(self, pool: str = "threads", **options: Any) -> Worker:
+        """Start a worker that has never heard of us."""
+        return super().stock(pool, **{"app": PROJECT, "queues": "a", **options})
 
     # -- producing ----------------------------------------------------------------------------
 

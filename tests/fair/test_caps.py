@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.fair.lab import CAPPED, PATIENT, FairLab, names, once_each, overlaps
+from tests.fair.lab import CAPPED, FairLab, names, once_each, overlaps
 from tests.support.waiting import stays, wait_until
 
 PARALLEL = ("prefork", "threads", "gevent")
-
-
-@pytest.fixture(autouse=True)
-def _nobody_looks_by_chance(lab: FairLab) -> None:
-    lab.project = PATIENT
 
 
 @pytest.mark.parametrize("pool", PARALLEL)

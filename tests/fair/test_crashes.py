@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_strategies.transport.keeper import BEAT_INTERVAL, GRACE
-from tests.fair.lab import CAPPED, FIFO, FairLab, names, overlaps
+from tests.fair.lab import CAPPED, FIFO, FairLab, names, once_each, overlaps
 from tests.support.waiting import stays, wait_until
 
 #: By its session, a death is seen within this time, with as much again for a slow machine.
@@ -125,4 +125,20 @@ def test_a_lost_connection_breaks_no_cap(lab: FairLab) -> None:
     lab.open()
     lab.wait_ended("k-1", timeout=15)
     assert overlaps(lab.events()) == []
+    lab.wait_none_in_flight()
+
+
+@pytest.mark.parametrize("pool", ["gevent", "eventlet", "threads"])
+def test_case_27_jobs_longer_than_the_visibility_timeout_run_once(lab: FairLab, pool: str) -> None:
+    """Two workers renew what they hold, sorted by key or not, several times over."""
+    settings = {"broker_transport_options": {"visibility_timeout": 1}}
+    labels = [*names("k", 3), *names("l", 3)]
+    for _ in range(2):
+        lab.worker(pool, concurrency=2, settings={**settings, **CAPPED, **IMPATIENT})
+    lab.keyed(labels, task="hold_late")
+    lab.wait_started("k-0", "l-0")
+    stays(lambda: sorted(lab.started()) == ["k-0", "l-0"], 4, "nothing is delivered again")
+    lab.open(6)
+    lab.wait_count(6)
+    once_each(lab, labels)
     lab.wait_none_in_flight()

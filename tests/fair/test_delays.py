@@ -13,7 +13,7 @@ import redis
 
 from celery_strategies.store import admin, scripts
 from tests.conftest import RedisFactory, WorkerFactory
-from tests.fair.lab import FAIR, POOLS, FairLab, names, once_each
+from tests.fair.lab import POOLS, FairLab, names, once_each
 from tests.support.waiting import stays, wait_until
 from tests.support.workers import celery, job, publish
 
@@ -63,7 +63,7 @@ def test_case_04_jobs_with_a_countdown_do_not_fill_a_worker(
 
 
 def test_two_thousand_delayed_jobs_are_not_in_the_worker(lab: FairLab) -> None:
-    worker = lab.worker("threads", app="tests.fair.project", settings=FAIR)
+    worker = lab.worker("threads")
     jobs = [job("record", label, queue="a", countdown=600) for label in names("later", 2000)]
     publish(lab.url, jobs)
     wait_until(lambda: len(lab.delayed("a")) == 2000, 60, "all are delayed")
@@ -276,7 +276,7 @@ def test_unsort_hands_them_to_stock_workers(lab: FairLab) -> None:
     wait_until(lambda: len(lab.delayed("a")) == 3, description="they are delayed")
     assert worker.stop() == 0
     assert admin.unsort_queue(lab.db, lab.keys, "a") == 3
-    lab.stock("threads", queues="a", app="tests.fair.project")
+    lab.stock()
     lab.wait_ended(*names("later", 3))
     once_each(lab, names("later", 3))
 
