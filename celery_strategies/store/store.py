@@ -172,7 +172,22 @@ class Grant(NamedTuple):
         """Read take's reply."""
         if not reply[0]:
             return cls(valid=False)
-        _, turn, more, flat, bad, broken, lost, now, unsorted, notes, unknown, terms, soon, moved = reply
+        (
+            _,
+            turn,
+            more,
+            flat,
+            bad,
+            broken,
+            lost,
+            now,
+            unsorted,
+            notes,
+            unknown,
+            terms,
+            soon,
+            moved,
+        ) = reply
         # One pass in C over the flat reply: five values for each message.
         columns = [iter(flat)] * 5
         return cls(
