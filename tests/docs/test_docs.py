@@ -20,7 +20,11 @@ from . import pages
 
 SETTINGS = pages.read("docs/settings.md")
 TABLE = [row for row in pages.rows(pages.section(SETTINGS, "The settings")) if row[0] != "setting"]
-OURS = [param for param in worker.params if getattr(param, "help_group", "") == cli._GROUP]
+OURS = [
+    param
+    for param in worker.params
+    if getattr(param, "help_group", "") == cli.worker_options._GROUP
+]
 
 
 def value(cell: str) -> object:
