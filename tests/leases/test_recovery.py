@@ -127,7 +127,8 @@ def test_a_poison_is_set_aside_and_can_be_queued_again(lab: LeaseLab) -> None:
     lab.send("end_worker", "poison", 2, queue="a", priority=2, headers=headers)
     lab.send("record", "behind", queue="a", priority=2, headers=headers)
     for number in (1, 2):
-        worker = lab.worker(queues="a", settings=settings)
+        # Not waiting until it is ready: it may be dead before.
+        worker = lab.worker(queues="a", settings=settings, wait=False)
         worker.wait_exit(30)
         watcher.wait_log(lambda log: log.count("is dead: 1 messages") == number)  # noqa: B023
     worker = lab.worker(queues="a", settings=settings)

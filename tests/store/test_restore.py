@@ -204,10 +204,15 @@ def test_a_queue_that_cannot_be_written_holds_up_no_other(
     items = [(held_tag, worker.entry(held_tag, redis_db)) for held_tag in (tag(1), other)]
     redis_db.set("strategies:{q}:returned", "text")
     before = keyspace(redis_db)
-    assert worker.caller(worker.store.restore(items)) == 1
+    with pytest.raises(redis.ResponseError, match="a message stays where it is"):
+        worker.caller(worker.store.restore(items))
     after = keyspace(redis_db)
     assert [job_of(raw.split(b":", 3)[3]) for raw in after["strategies:{r}:returned"]] == ["other"]
     # It waits where it was, and the call can be repeated.
     assert after["unacked"][tag(1).encode()] == before["unacked"][tag(1).encode()]
-    assert worker.caller(worker.store.restore(items)) == 0
+    with pytest.raises(redis.ResponseError, match="a message stays where it is"):
+        worker.caller(worker.store.restore(items))
     assert keyspace(redis_db) == after
+    redis_db.delete("strategies:{q}:returned")
+    assert worker.caller(worker.store.restore(items)) == 1
+    assert tag(1).encode() not in keyspace(redis_db)["unacked"]
