@@ -127,8 +127,9 @@ def test_max_priority_of_a_queue_gives_levels(lab: Lab) -> None:
     assert [(s["queue"], s["levels"]) for s in sources] == [("a", 3), ("b", None)]
     lab.send("hold", "h", queue="b")
     lab.wait_started("h")
-    for priority in (9, 2, 1, 0):
-        lab.app.send_task("test.record", [f"a-{priority}"], queue="a", priority=priority)
+    # From a process of its own: apps in one process share the connections to one broker.
+    jobs = [job("record", f"a-{one}", queue="a", priority=one) for one in (9, 2, 1, 0)]
+    publish(lab.url, jobs)
     lab.open()
     # A producer that knows nothing of the levels wrote 9, 2, 1, 0 by Kombu's steps (0, 3, 6, 9):
     # 9 is the last level, the rest stands in level 0 in its order.
