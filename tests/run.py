@@ -47,7 +47,10 @@ SERVER_PART = (
 
 #: The whole suite in two parts of about the same length: its tests wait for processes most of the time.
 HALVES = (
-    ("worker", "smoke", "limits", "events", "docs", "core", "settings", "support", "packaging"),
+    (
+        *("worker", "smoke", "limits", "events", "docs", "core", "settings", "simulation"),
+        *("support", "packaging"),
+    ),
     ("faults", "fair", "leases", "publish", "properties", "store"),
 )
 

@@ -300,6 +300,21 @@ class Interleave:
         """Return the keys of ``level`` that may run. Tags mean nothing in ``batch`` and ``age``."""
         return MappingProxyType(self._levels[level].index if level in self._levels else {})
 
+    def tags(self, level: int = 0) -> dict[str, float]:
+        """Return what decides between the keys of ``level`` that may run, before age does; lower goes first."""
+        return {key: self._tag(level, key) for key in self.index(level)}
+
+    def full(self, level: int = 0) -> list[str]:
+        """Return the keys of ``level`` that have jobs and may run none, in the order of their oldest job."""
+        have = self._levels[level].keys if level in self._levels else {}
+        keys = [key for key in have if key not in self._levels[level].index]
+        return sorted(keys, key=lambda key: have[key].head.seq)
+
+    @property
+    def levels(self) -> list[int]:
+        """Return the levels that have jobs, in order, also those whose keys are all full."""
+        return sorted(number for number, level in self._levels.items() if level.keys)
+
     def jobs(self, key: str, level: int = 0) -> list[Job]:
         """Return what waits for ``key`` on ``level``, the next first."""
         have = self._levels[level].keys.get(key) if level in self._levels else None

@@ -7,7 +7,7 @@ plainly right rather than fast, and must not know messages, tags or workers.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Iterable
+from collections.abc import Collection, Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias, cast
 
@@ -92,7 +92,7 @@ class Model:
     one place at a time: waiting, held after take, or running (acknowledged, and not ended).
 
     A policy belongs to the queue and stays, whoever reads it. What is published to such a queue is
-    sorted at the start of the next take from it: list by list in numeric order, oldest first.
+    sorted when a take next looks at it: list by list in numeric order, oldest first.
     """
 
     def __init__(self, strategy: Strategy, sources: Iterable[SourceSpec]) -> None:
@@ -102,6 +102,8 @@ class Model:
         self._running: dict[Hashable, _Job] = {}
         self._known: set[Hashable] = set()
         self._places = 0
+        #: Queues that the present take has looked at.
+        self._measured: set[str] = set()
         self._last: str | None = None
         self._turn_order: tuple[str, ...] = ()
         self._sources: dict[str, int | None] = {}
@@ -146,23 +148,52 @@ class Model:
     def take(self, n: int = 1) -> list[Taken]:
         """Give up to ``n`` free slots a job each, deciding every one from the lengths then."""
         taken: list[Taken] = []
-        order = tuple(self._sources)
         if n > 0:
-            self._sort()
-        while len(taken) < n:
-            lengths = [len(self._queues[queue]) for queue in order]
-            index = choose(self.strategy, lengths, self.turn)
-            if index is None:
-                break
-            queue = order[index]
-            entry = self._queues[queue].pop(self._sources[queue])
-            self._last, self._turn_order = queue, order
-            if not entry.place:
-                entry.place = self._next_place()
-            self._held[entry.job] = entry
-            taken.append(Taken(queue, entry.list_index, entry.job, entry.redelivered))
-            entry.redelivered = True
+            self.begin()
+        while len(taken) < n and (job := self.pick()) is not None:
+            taken.append(job)
         return taken
+
+    def begin(self) -> None:
+        """Start a take of several calls of :meth:`pick`."""
+        self._measured.clear()
+
+    def choose(self, skip: Collection[str] = ()) -> str | None:
+        """Return the queue that the next :meth:`pick` takes from, None if no source has a job that may run.
+
+        The queues in ``skip`` are left alone, as if they were empty.
+        """
+        order = tuple(self._sources)
+        lengths = [0] * len(order)
+        turn, first = self.turn, self.strategy in (Strategy.PRIORITY, Strategy.ROUND_ROBIN)
+        start = turn if self.strategy is Strategy.ROUND_ROBIN else 0
+        for index in (*range(start, len(order)), *range(start)):
+            if order[index] not in skip:
+                lengths[index] = self._measure(order[index])
+                # What is behind it is not looked at, so not sorted either.
+                if first and lengths[index]:
+                    break
+        index = choose(self.strategy, lengths, turn)
+        return None if index is None else order[index]
+
+    def pick(self, skip: Collection[str] = ()) -> Taken | None:
+        """Give one free slot a job of the queue that :meth:`choose` returns."""
+        if (queue := self.choose(skip)) is None:
+            return None
+        entry = self._queues[queue].pop(self._sources[queue])
+        self._last, self._turn_order = queue, tuple(self._sources)
+        if not entry.place:
+            entry.place = self._next_place()
+        self._held[entry.job] = entry
+        taken = Taken(queue, entry.list_index, entry.job, entry.redelivered)
+        entry.redelivered = True
+        return taken
+
+    def sort(self) -> None:
+        """Move what is new in every source to its keys, as the sorter of a backlog does."""
+        self.begin()
+        for queue in self._sources:
+            self._measure(queue)
 
     def give_back(self, *jobs: Hashable) -> None:
         """Put held jobs back where they came from, before all that was never taken.
@@ -226,6 +257,10 @@ class Model:
         """
         return {queue: len(self._queues[queue]) for queue in self._sources}
 
+    def keys(self, queue: str) -> Interleave | None:
+        """Return what serves the sorted jobs of ``queue``, to look at; None for a queue without a policy."""
+        return self._queues[queue].keys if queue in self._queues else None
+
     @property
     def held(self) -> frozenset[Hashable]:
         """Return the jobs that were taken and neither settled nor given back."""
@@ -241,34 +276,34 @@ class Model:
         """Return the index in the list at which round robin looks next."""
         return turn_from(self._last, tuple(self._sources), self._turn_order)
 
-    def _sort(self) -> None:
-        """Move what is new in the sources with a policy to its keys, and start a take of them."""
-        for queue, levels in self._sources.items():
-            waiting = self._queues[queue]
-            if waiting.keys is None:
-                continue
-            back = sorted(waiting.returned, key=lambda entry: entry.place)
-            new = [entry for jobs in waiting.lists for entry in jobs]
-            for entry in (*back, *new):
-                front = bool(entry.place)
-                if not front:
-                    entry.place = self._next_place()
-                level = level_of_list(entry.list_index, levels)
-                waiting.keys.push(
-                    entry, entry.key, entry.weight, level, seq=entry.place, front=front
-                )
-            waiting.returned.clear()
-            for jobs in waiting.lists:
-                jobs.clear()
-            waiting.keys.begin()
+    def _measure(self, queue: str) -> int:
+        """Return the length of a source; the first look of a take moves what is new to its keys."""
+        waiting, keys = self._queues[queue], self._queues[queue].keys
+        if keys is not None and queue not in self._measured:
+            self._measured.add(queue)
+            self._sort(waiting, keys, self._sources[queue])
+        return len(waiting)
+
+    def _sort(self, waiting: _Queue, keys: Interleave, levels: int | None) -> None:
+        back = sorted(waiting.returned, key=lambda entry: entry.place)
+        new = [entry for jobs in waiting.lists for entry in jobs]
+        for entry in (*back, *new):
+            front = bool(entry.place)
+            if not front:
+                entry.place = self._next_place()
+            level = level_of_list(entry.list_index, levels)
+            keys.push(entry, entry.key, entry.weight, level, seq=entry.place, front=front)
+        waiting.returned.clear()
+        for jobs in waiting.lists:
+            jobs.clear()
+        keys.begin()
 
     def _next_place(self) -> int:
         self._places += 1
         return self._places
 
     def _keys(self, queue: str) -> Interleave:
-        keys = self._queues[queue].keys if queue in self._queues else None
-        if keys is None:
+        if (keys := self.keys(queue)) is None:
             raise ValueError(f"{queue} has no policy")
         return keys
 

@@ -80,7 +80,7 @@ def test_the_scripts_are_there() -> None:
 def test_dependencies_are_declared() -> None:
     required = importlib.metadata.requires(DISTRIBUTION) or []
     names = {line.split(";")[0].split(">")[0].strip() for line in required if "extra" not in line}
-    assert names == {"celery[redis]", "kombu", "redis", "click"}
+    assert names == {"celery[redis]", "kombu", "redis", "click", "rich"}
 
 
 def test_the_licence_is_shipped() -> None:

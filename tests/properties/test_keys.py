@@ -145,13 +145,15 @@ class KeysBesideRedis(RuleBasedStateMachine):
 
     @rule(who=st.integers(0, 1), n=st.integers(1, 4) | st.sampled_from([0, 1, 9, 30]))
     def take(self, who: int, n: int) -> None:
+        if self.setup.sorter and n > 0:
+            self.models[who].sort()
         expected = [(taken.queue, taken.job) for taken in self.models[who].take(n)]
         got = [(taken.queue, taken.job) for taken in self.brokers[who].take(n)]
         assert got == expected
 
     @rule(who=st.integers(0, 1))
     def sort(self, who: int) -> None:
-        self.models[who]._sort()
+        self.models[who].sort()
         self.brokers[who].sort()
 
     def _anyone_holds(self) -> bool:
