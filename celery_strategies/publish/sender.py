@@ -29,6 +29,17 @@ def without_term(headers: Any) -> Any:
     return found
 
 
+def _tell(event: dict[str, Any], options: dict[str, Any], marks: tuple[Marker, ...]) -> None:
+    """Have a task-sent event say level, key and weight, too: nobody who records arrivals sees the message."""
+    if options.get("priority") is not None:
+        event.setdefault("priority", options["priority"])
+    headers = options.get("headers") or {}
+    for marker in marks:
+        for header in (marker.key_header, marker.weight_header):
+            if header in headers:
+                event.setdefault(header, headers[header])
+
+
 def wrap(amqp: Any, send_task_message: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap *send_task_message* so that every task of *amqp*'s app gets its level and its key."""
     plan: tuple[Settings, tuple[Marker, ...]] | None = None
@@ -47,6 +58,8 @@ def wrap(amqp: Any, send_task_message: Callable[..., Any]) -> Callable[..., Any]
         set_level(amqp, settings, producer, options)
         for marker in marks:
             marker.mark(amqp.app, producer, name, message, options)
+        if message.sent_event:
+            _tell(message.sent_event, options, marks)
         return send_task_message(producer, name, message, **options)
 
     return publish

@@ -14,7 +14,7 @@ from celery.beat import ScheduleEntry, Scheduler
 from kombu import Exchange, Queue
 
 from celery_strategies import UNKEYED, FairShareError, ImproperlyConfigured, Publication
-from tests.publish.lab import Producer, running, send
+from tests.publish.lab import QUEUE, Producer, running, send
 from tests.support.apps import PREFIX
 
 LEVELS = {"strategies_priority_levels": 3}
@@ -626,3 +626,30 @@ def test_eager_tasks_are_not_published_and_not_asked_for(producer: Producer) -> 
     app: Celery = producer.app(strategies_fair_share=tenants, task_always_eager=True)
     assert app.tasks[PREFIX + "add"].delay(1, 2).get() == 3
     assert tenants.asked == []
+
+
+def test_a_sent_event_says_level_key_and_weight(producer: Producer) -> None:
+    app = producer.app(
+        strategies_fair_share=lambda publication: ("acme", 3),
+        strategies_priority_levels=3,
+        task_send_sent_event=True,
+    )
+    events: list[dict[str, Any]] = []
+
+    class Dispatcher:
+        def publish(self, kind: str, fields: dict[str, Any], *_: Any, **__: Any) -> None:
+            events.append({"type": kind, **fields})
+
+    with app.producer_or_acquire() as one:
+        for options in ({}, {"priority": 2, "headers": {"fair_key": "zed"}}):
+            message = app.amqp.create_task_message(
+                "id", "test.record", ("x",), {}, create_sent_event=True
+            )
+            app.amqp.send_task_message(
+                one, "test.record", message, queue=QUEUE, event_dispatcher=Dispatcher(), **options
+            )
+    said = [
+        tuple(e.get(n) for n in ("type", "queue", "priority", "fair_key", "fair_weight"))
+        for e in events
+    ]
+    assert said == [("task-sent", QUEUE, 1, "acme", 3), ("task-sent", QUEUE, 2, "zed", None)]

@@ -32,13 +32,12 @@ def test_a_command_prints_what_the_page_shows(
 
 
 def test_every_option_is_in_the_table_and_no_other() -> None:
-    command = cli.strategies.commands["simulate"]
-    known = {
-        opt for p in command.params if isinstance(p, click.Option) for opt in (*p.opts, *p.secondary_opts)
-    }  # fmt: skip
-    named = set(re.findall(r"`(--?[\w-]+)", TEXT)) - {"-A"}
+    params = [p for name in ("simulate", "record") for p in cli.strategies.commands[name].params]
+    options = [param for param in params if isinstance(param, click.Option)]
+    known = {opt for param in options for opt in (*param.opts, *param.secondary_opts)}
+    named = set(re.findall(r"`(--?[\w-]+)", TEXT)) - {"-A", "-E"}
     assert named <= known
-    assert known - named <= {"--queues", "--help"}
+    assert known - named <= {"--queues", "--queue", "--output", "--seconds", "-o", "--help"}
 
 
 def test_the_trace_shown_is_one() -> None:
