@@ -149,7 +149,7 @@ PROMOTE = load("promote", keys=("scratch", "delayed", "inbox"), argv=("count", "
 RELEASE = load("release", keys=("scratch", "delayed"), argv=("cursor",))
 ADOPT = load(
     "adopt",
-    keys=("policy", "state", "caps", "weights"),
+    keys=("policy", "state", "caps", "weights", "lease"),
     argv=("order", "single", "key", "weight", "renew", "caps"),
 )
 SORT = load(

@@ -397,7 +397,7 @@ class Store:
         *caps* are those of the settings, "*" for every key; *renew* allows another policy while nothing is sorted.
         """
         names = [self.keys.policy(queue), self.keys.state(queue), self.keys.caps(queue)]
-        names.append(self.keys.weights(queue))
+        names += [self.keys.weights(queue), self.keys.lease(queue)]
         if policy is None:
             return evalsha(scripts.ADOPT, names, "", 0, "", "", 0)
         argv: list[Argument] = [policy.order, int(policy.single), policy.key_header]
@@ -533,21 +533,22 @@ HAS_PERMIT, IN_LINE, NOT_HELD, UNREADABLE = 1, 0, -1, -2
 class Agreement(NamedTuple):
     """Reply of adopt: the *policy* in force (None: the queue has none), and whether it is what was wanted.
 
-    *changed* says that the caps are not what they were.
+    *led* says that somebody has the queue's lease, *changed* that the caps are not what they were.
     """
 
     agreed: bool
     policy: Policy | None
+    led: bool = False
     changed: bool = False
 
     @classmethod
     def parse(cls, reply: Sequence[Any]) -> Agreement:
         """Read adopt's reply."""
-        agreed, order, single, key, weight, *changed = reply
+        agreed, order, single, key, weight, led, *changed = reply
         policy = None
         if order:
             policy = Policy(order.decode(), single == b"1", key.decode(), weight.decode())
-        return cls(bool(agreed), policy, changed == [1])
+        return cls(bool(agreed), policy, bool(led), changed == [1])
 
 
 def steer(

@@ -147,6 +147,8 @@ class Reader:
             refused=self._refused,
             later=self._pause,
             expect=self.delays.expect,
+            leads=lambda queue: queue in self.leads.exclusive,
+            led=self._led,
         )
         self.permits = Permits(
             self.settler,
@@ -349,6 +351,15 @@ class Reader:
         self._plan = None
         self._hungry = True
         self.strays.due = True
+
+    def _led(self, queue: str) -> None:
+        logger.warning(
+            "Queue %r has a single active consumer, say other workers, but not this one's settings: "
+            "reading it under the lease, too",
+            queue,
+        )
+        self.leads.exclusive.add(queue)
+        self._sources_changed()
 
     def _stray_found(self) -> None:
         self._plan = None

@@ -39,7 +39,8 @@ class Sorting:
     *policy* and *caps* are this worker's settings, None: it has none, and serves what others sorted. *changed* is
     called when the plan of takes has to be made anew, *look* when a take is worth while, *refused* with an error reply
     and what was asked, *later* with seconds after which a turn is due, *expect* with seconds after which a message that
-    went to the delayed is due.
+    went to the delayed is due, *led* with a queue whose lease somebody has,
+    unless *leads* says that this worker reads it under the lease anyway.
     """
 
     def __init__(
@@ -53,6 +54,8 @@ class Sorting:
         refused: Callable[[str, RedisError], None],
         later: Callable[[float], None],
         expect: Callable[[float], None],
+        leads: Callable[[str], bool],
+        led: Callable[[str], None],
     ) -> None:
         self.policy = policy
         self.caps = dict(caps or {})
@@ -62,6 +65,8 @@ class Sorting:
         self._refused = refused
         self._later = later
         self._expect = expect
+        self._leads = leads
+        self._led = led
         #: What is known of each queue: its policy, or None where it has none.
         self._known: dict[str, Policy | None] = {}
         #: Queues whose policy this worker has agreed to once: from then on it follows.
@@ -98,13 +103,23 @@ class Sorting:
         if queues and now >= self._next_look:
             self._next_look = now + LOOK_INTERVAL
             names = [session.keys.policy(queue) for queue in queues]
-            packed = calls.command(calls.pack("EXISTS", *names))
-            session.link.send(packed, partial(self._counted, session, tuple(queues)))
+            expected = sum(map(self.sorted, queues))
+            self._count(session, queues, names, expected)
+            others = [queue for queue in queues if not self._leads(queue)]
+            if others:
+                # Whether one has got a single active consumer meanwhile. Those that once had one are asked, too.
+                self._count(session, others, [session.keys.lease(queue) for queue in others], 0)
 
-    def _counted(self, session: Session, queues: Sequence[str], number: Any) -> None:
+    def _count(
+        self, session: Session, queues: Sequence[str], names: Sequence[str], expected: int
+    ) -> None:
+        packed = calls.command(calls.pack("EXISTS", *names))
+        session.link.send(packed, partial(self._counted, session, tuple(queues), expected))
+
+    def _counted(self, session: Session, queues: Sequence[str], expected: int, number: Any) -> None:
         if isinstance(number, RedisError):
             self._refused("policy", number)
-        elif number != sum(map(self.sorted, queues)):
+        elif number != expected:
             for queue in queues:
                 if queue not in self._asked:
                     self._ask(session, queue, None)
@@ -127,6 +142,8 @@ class Sorting:
             return
         self._patience.accepted("policy")
         agreement = Agreement.parse(reply)
+        if agreement.led and not self._leads(queue):
+            self._led(queue)
         if wanted is not None and not agreement.agreed and queue not in self._settled:
             raise ImproperlyConfigured(
                 f"queue {queue!r} is sorted by {_told(agreement.policy)}, "

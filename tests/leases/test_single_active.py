@@ -161,6 +161,34 @@ def test_a_queue_argument_is_as_good_as_the_setting(lab: LeaseLab) -> None:
     assert lab.leader() is not leader
 
 
+def test_a_worker_that_was_not_told_reads_under_the_lease_too(lab: LeaseLab) -> None:
+    """Settings may differ during a roll-out: the order must hold all the same."""
+    leader = lab.worker()
+    lab.wait_leader()
+    other = lab.worker(settings={"strategies_single_active_consumer": []})
+    other.wait_log("reading it under the lease, too", timeout=20)
+    labels = numbers(30)
+    lab.fill(QUEUE, labels, "number")
+    lab.wait_ended(*labels)
+    assert lab.ran_by(*labels) == {leader.hostname}
+    assert broken_order(lab.events(), labels) == []
+    leader.kill()
+    assert lab.wait_leader(leader) is other
+
+
+def test_a_worker_without_the_setting_follows_one_that_comes_later(lab: LeaseLab) -> None:
+    other = lab.worker(settings={"strategies_single_active_consumer": []})
+    lab.fill(QUEUE, ["first"], "number")
+    lab.wait_ended("first")
+    leader = lab.worker()
+    other.wait_log("reading it under the lease, too", timeout=20)
+    labels = numbers(30)
+    lab.fill(QUEUE, labels, "number")
+    lab.wait_ended(*labels)
+    assert len(lab.ran_by(*labels)) == 1
+    assert leader.running
+
+
 @pytest.mark.parametrize("pool", ["threads", "prefork", "gevent"])
 def test_a_leader_that_shuts_down_hands_over_when_its_last_job_has_ended(
     lab: LeaseLab, pool: str

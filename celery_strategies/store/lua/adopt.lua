@@ -4,19 +4,21 @@
 -- KEYS[2] state hash: counters of the sorted jobs
 -- KEYS[3] caps hash: 'k' .. key or '*' -> number
 -- KEYS[4] weights hash: '!k' .. key -> number
+-- KEYS[5] lease hash: who reads a queue that has a single active consumer
 -- ARGV[1] order text: fair, batch, age or turn; '' = none of its own: read the policy only
 -- ARGV[2] single number: 1 = one job of a key at a time
 -- ARGV[3] key text: name of the header with the key
 -- ARGV[4] weight text: name of the header with the weight, or ''
 -- ARGV[5] renew number: 1 = replace a policy under which nothing is sorted
 -- ARGV[6+] caps: field, number, ...
--- Returns {agreed, order, single, key, weight, changed}: agreed is 0 if another policy is in force, which follows; changed is
---   1 if the caps are not what they were: keys that were full may not be any more
+-- Returns {agreed, order, single, key, weight, led, changed}: agreed is 0 if another policy is in force, which follows; led is 1
+--   if somebody has the lease of the queue; changed is 1 if the caps are not what they were: keys that were full may not be any more
 -- Invariant: a policy never changes while jobs are sorted by it
 local wanted = {ARGV[1], ARGV[2], ARGV[3], ARGV[4]}
 local found = call('HMGET', KEYS[1], 'order', 'single', 'key', 'weight')
+local led = soft('HEXISTS', KEYS[5], 'worker') or 0
 if wanted[1] == '' then
-  return {1, found[1] or '', found[2] or '', found[3] or '', found[4] or ''}
+  return {1, found[1] or '', found[2] or '', found[3] or '', found[4] or '', led}
 end
 local same = true
 for i = 1, 4 do
@@ -25,7 +27,7 @@ end
 if found[1] and not same then
   local jobs = call('HGET', KEYS[2], 't')
   if ARGV[5] ~= '1' or (jobs and tonumber(jobs) > 0) then
-    return {0, found[1], found[2] or '', found[3] or '', found[4] or ''}
+    return {0, found[1], found[2] or '', found[3] or '', found[4] or '', led}
   end
 end
 local before, caps, changed = call('HGETALL', KEYS[3]), {}, 0
@@ -54,4 +56,4 @@ if changed == 1 or not same then
   -- What an operator set outlives a policy.
   call('HSET', KEYS[1], 'caps', call('EXISTS', KEYS[3]), 'weights', call('EXISTS', KEYS[4]))
 end
-return {1, wanted[1], wanted[2], wanted[3], wanted[4], changed}
+return {1, wanted[1], wanted[2], wanted[3], wanted[4], led, changed}
