@@ -220,6 +220,10 @@ WATCH = load("watch", keys=("wake", "sources"), argv=("watchers", "stale", "now"
 UNWATCH = load("unwatch", keys=("wake", "sources"), argv=())
 UNSORT = load("unsort", keys=("scratch", "returned", "unsorted", "inbox"), argv=("count",))
 
+# Of the command line alone: looking.
+FIND = load("find", keys=("places",), argv=("id", "step", "bytes", "stretches"))
+SURVEY = load("survey", keys=("policy",), argv=("what", "from", "count", "bytes"))
+
 #: What a worker may send.
 ALL = (
     TAKE,

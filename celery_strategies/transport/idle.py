@@ -81,6 +81,9 @@ class Idle:
         if not session.tracking:
             self.next_look = now + self.polling_interval
             return
+        gone = tuple(queue for queue in self.registered if queue not in queues)
+        if gone:
+            session.link.send(session.store.unwatch(gone), partial(self._left, session, gone))
         self.registered = tuple(queues)
         self.next_look = now + LOOK_INTERVAL * random.uniform(0.8, 1.2)
         packed = session.store.watch(queues, watchers=WATCHERS, stale=int(STALE_AFTER * 1000))

@@ -143,3 +143,31 @@ def test_a_keeper_outlives_what_others_leave_in_its_keys(
         redis_db.set(Keys().consumers("q"), "text")
     assert beats_on(redis_db)
     assert keeper._running
+
+
+@pytest.mark.parametrize("left", ["a watch", "a wake", "a second watcher", "keys of a wrong type"])
+def test_a_dead_workers_watch_and_wake_are_handed_on(
+    redis_db: redis.Redis, caller: Caller, left: str
+) -> None:
+    worker = Worker(caller, "gone", "q")
+    worker.join()
+    keys = worker.keys
+    redis_db.zadd(keys.alive, {"gone": 5})
+    redis_db.hset(keys.entry("gone"), "queues", '["q"]')
+    redis_db.zadd(keys.parked("q"), {keys.wake("next"): 1})
+    if left == "a wake":
+        redis_db.set(keys.wake("gone"), "1")
+    elif left == "keys of a wrong type":
+        redis_db.set(keys.watchers("q"), "text")
+        redis_db.set(keys.consumers("q"), "text")
+    else:
+        redis_db.zadd(keys.watchers("q"), {keys.wake("gone"): 1})
+        if left == "a second watcher":
+            redis_db.zadd(keys.watchers("q"), {keys.wake("another"): 1})
+    bury_all(caller, "gone")
+    woken = bool(redis_db.exists(keys.wake("next")))
+    assert woken is (left in {"a watch", "a wake"})
+    assert redis_db.zcard(keys.parked("q")) == (0 if woken else 1)
+    assert not redis_db.exists(keys.wake("gone"), keys.entry("gone"))
+    if left == "a second watcher":
+        assert redis_db.zrange(keys.watchers("q"), 0, -1) == [keys.wake("another").encode()]

@@ -78,12 +78,21 @@ local function lead(root, base, worker, now, ttl, unacked, unacked_index)
   return term
 end
 
--- A worker that is gone reads nothing any more. `entry` is what it said of itself.
+-- A worker that is gone reads nothing any more. `entry` is what it said of itself. A watch, or a wake that it did not
+-- come to, goes to one that is parked.
 local function forget_consumer(root, entry, worker)
-  local ok, queues = pcall(cjson.decode, call('HGET', entry, 'queues') or '[]')
+  local ok, queues = pcall(cjson.decode, soft('HGET', entry, 'queues') or '[]')
+  local wake = root .. 'wake:' .. worker
+  local woken = call('DEL', wake)
   if ok and type(queues) == 'table' then
     for i = 1, #queues do
-      call('ZREM', root .. '{' .. queues[i] .. '}:consumers', worker)
+      local base = root .. '{' .. queues[i] .. '}:'
+      try('ZREM', base .. 'consumers', worker)
+      try('ZREM', base .. 'parked', wake)
+      local watched = try('ZREM', base .. 'watchers', wake) == 1
+      if woken == 1 or watched and call('EXISTS', base .. 'watchers') == 0 then
+        wake_parked(base .. 'parked', 1)
+      end
     end
   end
 end
