@@ -217,3 +217,19 @@ def test_the_lower_one_leads_while_the_higher_one_leaves_the_lease_alone(lab: Le
     lab.wait_ended(*labels)
     assert lab.ran_by(*labels) == {low.hostname}
     stays(lambda: high.running, 0.1)
+
+
+def test_who_stands_by_does_not_keep_the_watch(lab: LeaseLab) -> None:
+    """Its watch would keep the others parked, and it does not come when something is there."""
+
+    def watchers() -> set[str]:
+        names = lab.db.zrange(lab.keys.watchers("a"), 0, -1)
+        return {name.decode().rpartition(":")[2].rpartition("-")[0] for name in names}
+
+    low = lab.worker(queues="a")
+    wait_until(lambda: watchers() == {low.hostname}, 20, "it watches")
+    high = lab.worker(queues="a", args=["--consumer-priority", "1"])
+    wait_until(lambda: watchers() == {high.hostname}, 20, "only the higher one watches")
+    lab.fill("a", ["x"], "number")
+    lab.wait_ended("x")
+    assert lab.ran_by("x") == {high.hostname}
