@@ -12,17 +12,14 @@ A turn of the loop (:meth:`Reader.on_tick`)::
          join the idle workers (watch or park) ──► track the keys ──► sleep until one changes
 
 The connection is in :mod:`.connector`, settling in :mod:`.settler`, waiting in :mod:`.idle`, what is sorted by key in
-:mod:`.sorting`, delayed messages in :mod:`.delays`, recovery in :mod:`.upkeep` and :mod:`.keeper`, the end in
-:mod:`.drain`. Methods are called from the loop's
-thread except where they say otherwise.
+:mod:`.sorting`, delayed messages in :mod:`.delays`, recovery in :mod:`.upkeep`, the worker's sign of life in
+:mod:`.presence`, the end in :mod:`.drain`. Methods are called from the loop's thread except where they say otherwise.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import os
-import socket
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -43,20 +40,20 @@ from celery_strategies.core.strategies import Strategy, turn_from
 from celery_strategies.core.tags import TERM_HEADER
 from celery_strategies.store import store as calls
 from celery_strategies.store.link import ignore
-from celery_strategies.store.store import Delivery, Grant, SourceKeys, Store, TakePlan
+from celery_strategies.store.store import Delivery, Grant, SourceKeys, TakePlan
 from celery_strategies.transport.connector import Connector
 from celery_strategies.transport.delays import Delays
 from celery_strategies.transport.drain import Drain
 from celery_strategies.transport.idle import Idle
-from celery_strategies.transport.keeper import LOOP_STALE_AFTER, STALE_AFTER, Keeper
+from celery_strategies.transport.keeper import STALE_AFTER
 from celery_strategies.transport.leads import Leads
 from celery_strategies.transport.patience import Patience
 from celery_strategies.transport.permits import Permits
+from celery_strategies.transport.presence import Presence
 from celery_strategies.transport.session import Session
 from celery_strategies.transport.settler import Held, Settler, boot_time
 from celery_strategies.transport.sorting import Sorting
 from celery_strategies.transport.strays import Strays
-from celery_strategies.transport.threads import is_green
 from celery_strategies.transport.upkeep import Upkeep
 from celery_strategies.transport.waker import Waker
 
@@ -162,23 +159,30 @@ class Reader:
         self.delivered = 0
         #: The server's time, in seconds since the epoch, when the messages that are being delivered were taken.
         self.granted_at = 0.0
-        self._max_deliveries, self._stale_after = max_deliveries, stale_after
+        self._stale_after = stale_after
         self.upkeep = Upkeep(
             self.settler, self.patience, self._restore_foreign, self._look, max_deliveries
         )
         self.leads = Leads(single_active, polling_interval)
         self.consumer_priority = consumer_priority
-        #: What else the worker says of itself in Redis.
-        self.about: dict[str, Any] = {"name": name}
-        #: Set while a job blocks the loop (solo), which is a sign of life too.
-        self.blocked = False
         self._delivery_blocks = delivery_blocks
-        self._turned = monotonic()
-        self._keeper: Keeper | None = None
         self.connector = Connector(
             self.worker, self.settler, self.patience, look=self._look, begun=self._begun
         )
         self.drained = Drain(self.connector, self.settler, self.idle, self.patience)
+        self.presence = Presence(
+            {"name": name, "strategy": strategy.label},
+            self.connector,
+            self.drained,
+            self.leads,
+            self.permits,
+            queues=lambda: [source.queue for source in self.sources.ordered()],
+            tags=lambda: tuple(self.held),
+            look=self._look_now,
+            consumer_priority=consumer_priority,
+            stale_after=stale_after,
+            max_deliveries=max_deliveries,
+        )
         self._bindings: dict[str, Binding] = {}
         self._plan: TakePlan | None = None
         self._order: tuple[str, ...] = ()
@@ -225,27 +229,7 @@ class Reader:
             self.detach()
             raise
         channel.attach_reader(self)
-        self._turned = monotonic()
-        if self._keeper is None:
-            self._keeper = Keeper(
-                Store(session.keys, self.worker),
-                session.ttl,
-                connect=self.connector.another_connection,
-                tags=lambda: tuple(self.held),
-                lives=self._shows_life,
-                leads=lambda: self.session is not None and bool(self._bindings),
-                buried=self._buried,
-                outranked=self._outranked,
-                entry=self._entry,
-                also=self._renew_permits,
-                hurries=self._steps_down,
-                stepped_down=self.leads.terms.clear,
-                stale_after=self._stale_after,
-                most=self._max_deliveries,
-            )
-            self._keeper.start()
-        elif self.connector.moved:
-            self._keeper.follow()
+        self.presence.begin(session)
 
     def detach(self) -> None:
         """Drop the connection; what is held stays held, settles wait for the next session."""
@@ -263,49 +247,8 @@ class Reader:
         self.leads.reset()
         self.strays.reset(channel_steps=self.connector.channel.priority_steps)
 
-    def _shows_life(self) -> bool:
-        if self.session is None or self.blocked or self.drained.active:
-            # Between connections, during a job in the loop, and at the end it does not turn.
-            return True
-        return monotonic() - self._turned < LOOP_STALE_AFTER
-
-    def _renew_permits(self) -> list[bytes]:
-        # From the keeper's thread: a job that blocks the loop keeps its permit.
-        session = self.session
-        if not self.blocked or session is None:
-            return []
-        return self.permits.renewal(session.store, session.ttl)
-
-    def _entry(self) -> dict[str, Any]:
-        return {
-            **self.about,
-            "pid": os.getpid(),
-            "host": socket.gethostname(),
-            # At a shutdown, none: those of lower priority need not wait until its last job has ended.
-            "queues": [
-                source.queue for source in self.sources.ordered() if not self.drained.active
-            ],
-            "strategy": self.strategy.label,
-            "priority": self.consumer_priority,
-        }
-
-    def _steps_down(self) -> bool:
-        # From the keeper's thread: at a shutdown nobody turns the loop, and a stand-by waits.
-        if not self.drained.active or not self.leads.terms:
-            return False
-        if not is_green():
-            # Elsewhere the reader's connection belongs to greenlets of another thread.
-            self.drained.settle_ended()
-        return True
-
-    def _outranked(self, queues: list[str]) -> None:
-        # From the keeper's thread.
-        if self.leads.outranked_on(queues):
-            self._hungry = True
-            self.wake()
-
-    def _buried(self) -> None:
-        # From the keeper's thread: the loop looks at its next turn.
+    def _look_now(self) -> None:
+        # From any thread: the loop looks at its next turn.
         self._hungry = True
         self.wake()
 
@@ -409,7 +352,8 @@ class Reader:
             redis.exceptions.ConnectionError: the connection is gone or silent; the owner reconnects.
         """
         session = self.session
-        now = self._turned = monotonic()
+        now = monotonic()
+        self.presence.turned(now)
         if session is None or self.drained.active:
             return
         self._check(session, now)
@@ -647,12 +591,13 @@ class Reader:
             self.settler.settle(delivery.tag)
         else:
             self.settler.work_on(delivery.tag, message)
-        self.blocked = self.blocked or self._delivery_blocks
+        presence = self.presence
+        presence.blocked = presence.blocked or self._delivery_blocks
         self.delivered += 1
         try:
             binding.callback(message)
         finally:
-            self.blocked = self.blocked and not self._delivery_blocks
+            presence.blocked = presence.blocked and not self._delivery_blocks
 
     def may_start(self, tag: str) -> bool:
         """Whether the job of *tag* may start now: not if its lease may have run out since it was taken."""
@@ -701,16 +646,13 @@ class Reader:
     def drain(self) -> None:
         """Stop taking: the outstanding take goes back, and from here on every settle is sent at once."""
         self.drained.begin(self._bindings.clear)
-        if self._keeper is not None:
-            self._keeper.nudge()
+        self.presence.nudge()
 
     def shutdown(self, started: Callable[[str], bool] = lambda _tag: True) -> None:
         """Give back whatever is still held, and leave. *started* tells whether a tag's job had begun."""
         self.drain()
         # It beats on while the last settles try to reach Redis.
-        keeper = self._keeper
-        leave = keeper.stop if keeper is not None else (lambda: None)
-        self.drained.finish(list(self.held), started, leave)
+        self.drained.finish(list(self.held), started, self.presence.end)
         self.waker.close()
 
     # -- looking --------------------------------------------------------------------------------

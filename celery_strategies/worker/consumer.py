@@ -11,6 +11,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import metadata
 from time import monotonic, sleep
 from typing import Any
 
@@ -107,13 +108,14 @@ class StrategyConsumer(MessageConsumer):
                 request in state.reserved_requests or pools.works_on(self.pool, request)
             ),
         )
+        self.reader.presence.more = self._introduction
         self.later = Later(self.reader, app)
         pools.watch_slots(
             pool,
             self.reader.wake,
             self.reader.flush,
             in_loop=kwargs.get("hub") is not None and isinstance(pool, Prefork),
-            blocks=lambda blocked: setattr(self.reader, "blocked", blocked),
+            blocks=lambda blocked: setattr(self.reader.presence, "blocked", blocked),
         )
         if on_task_request == getattr(controller, "_process_task", None):
             on_task_request = pools.guard_starts(controller, self._on_unfit, self._starting)
@@ -143,6 +145,11 @@ class StrategyConsumer(MessageConsumer):
     rate_limits: list[Any] = []  # noqa: RUF012  # replaced, never changed
 
     # -- slots ------------------------------------------------------------------------------------------------
+
+    def _introduction(self) -> dict[str, Any]:
+        # The pool may not be there yet.
+        number = slots.total(self) if self.pool is not None else 0
+        return {"slots": number, "version": metadata.version("celery-strategies")}
 
     def _capacity(self) -> int:
         if slots.leaving():

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+from importlib import metadata
 
 import pytest
 import redis
@@ -280,3 +282,21 @@ def test_a_beat_over_many_workers_is_cheap(
         assert list(caller(packed)[3::3]) == [names[0].encode()]
         caller.close()
         sessions.close()
+
+
+def test_the_registry_says_who_reads_what(lab: LeaseLab) -> None:
+    worker = lab.worker(queues=("b", "a"), concurrency=3, args=["--consumer-priority", "7"])
+
+    def entry() -> dict[str, str]:
+        (name,) = lab.db.zrange(lab.keys.alive, 0, -1)
+        found = lab.db.hgetall(lab.keys.entry(name.decode()))
+        return {field.decode(): value.decode() for field, value in found.items()}
+
+    wait_until(lambda: entry().get("queues") == '["b", "a"]', 20, "it says what it reads")
+    found = entry()
+    assert found["name"] == worker.hostname
+    assert found["pid"] == str(worker.pid)
+    assert found["host"] == socket.gethostname()
+    assert found["version"] == metadata.version("celery-strategies")
+    chosen = {name: found[name] for name in ("strategy", "priority", "slots", "session")}
+    assert chosen == {"strategy": "priority", "priority": "7", "slots": "3", "session": "1"}
