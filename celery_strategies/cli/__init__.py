@@ -4,11 +4,11 @@ Loaded by Celery's command line through the ``celery.commands`` entry point at e
 is what makes ``-P strategies`` known in a clean shell. Each module owns the commands of one purpose.
 """
 
-from celery_strategies.cli import dead, record, simulate, steer, worker_options
+from celery_strategies.cli import dead, look, record, simulate, steer, worker_options
 from celery_strategies.cli.group import strategies
 from celery_strategies.install import install, offer_pool
 
-__all__ = ("dead", "record", "simulate", "steer", "strategies", "worker_options")
+__all__ = ("dead", "look", "record", "simulate", "steer", "strategies", "worker_options")
 
 install()
 offer_pool()

@@ -1,0 +1,1 @@
+"""Look at a live system: only reads, in bounded calls, and never needs a worker."""
