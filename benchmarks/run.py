@@ -34,6 +34,7 @@ from harness import (  # noqa: E402
     measure_enqueue,
     measure_fair,
     measure_idle,
+    measure_look,
     measure_memory,
     measure_selection,
     measure_throughput,
@@ -50,6 +51,7 @@ MEASURES = {
     "selection": measure_selection.run,
     "memory": measure_memory.run,
     "fair": measure_fair.run,
+    "look": measure_look.run,
 }
 
 

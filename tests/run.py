@@ -51,7 +51,7 @@ HALVES = (
         *("worker", "smoke", "limits", "events", "docs", "core", "settings", "simulation"),
         *("support", "packaging"),
     ),
-    ("faults", "fair", "leases", "publish", "properties", "store"),
+    ("faults", "fair", "leases", "look", "publish", "properties", "store"),
 )
 
 

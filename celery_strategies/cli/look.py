@@ -290,6 +290,7 @@ def explain_command(
     """
     if key is not None and queue is None:
         raise click.UsageError("--key needs --queue: the same key may be in several")
+    begun = time.monotonic()
     with _looking(ctx) as eye:
         workers = reach.find_workers(eye)
         question = Question(ctx.obj.app, task_id, 0)
@@ -303,7 +304,8 @@ def explain_command(
         search = Search(
             eye,
             task_id,
-            seconds=None if deep else SEARCH_SECONDS,
+            # Whatever finding the queues took is not there for the search.
+            seconds=None if deep else max(0.1, SEARCH_SECONDS - (time.monotonic() - begun)),
             progress=_progress() if deep and sys.stderr.isatty() else lambda _: None,
         )
         found = explain(eye, search, searched, workers, others=seen, key=key)

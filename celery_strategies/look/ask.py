@@ -38,8 +38,8 @@ class Question:
         """Wait for the answers; None if no worker has it. *held* names who it must be, None: anybody."""
         self._thread.join(PATIENCE * 2)
         for worker, found in self._reply.items():
-            told: Any = found or {}
-            state, info = told.get(self._task) or (None, {})
+            told: dict[str, Any] = dict(found or {})
+            state, info = told.get(self._task) or ("", None)
             if state in ("active", "reserved") and (held is None or worker in held):
-                return Running(worker, state, (info or {}).get("time_start"))
+                return Running(worker, state, info.get("time_start") if info else None)
         return None

@@ -25,10 +25,10 @@ from celery_strategies.store.store import worker_of
 __all__ = ("Found", "Place", "Search", "Searched", "rounds")
 
 #: Seconds that a search may take; with a hundred thousand keys, finding these takes some of it.
-SEARCH_SECONDS = 0.45
+SEARCH_SECONDS = 0.4
 SURVEY_SECONDS = 0.25
 #: Messages of a call, to begin with and at most; lists of a call; seconds that one should take, and at most.
-FIRST, MOST, MOST_LISTS = 16, 768, 200
+FIRST, MOST, MOST_LISTS = 16, 512, 200
 AIM, LONG = 0.0015, 0.003
 #: Messages that the script reads at once: few near the ends, where large ones are met first.
 STEP, BYTES_CALL = 16, 512 * 1024
@@ -363,7 +363,7 @@ class Search:
                 return None, False
             # In the depth of a long list each step is a walk.
             deep = max(stretch.first for stretch in batch) > 2000
-            step = max(1, min(self._count, BYTES_CALL // self._largest)) if deep else STEP
+            step = max(1, min(self._count if deep else STEP, BYTES_CALL // self._largest))
             argv: list[Any] = []
             for stretch in batch:
                 argv += [stretch.kind, stretch.first, stretch.size]
