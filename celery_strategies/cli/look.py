@@ -386,11 +386,15 @@ def _missing(found: Answer, hints: tuple[str | None, str | None, bool]) -> str:
 
 def _near(eye: Reach, task: str, searched: Sequence[QueueSeen]) -> str | None:
     """Return an id like this one among the newest messages."""
-    calls = [
-        ["LRANGE", eye.keys.inbox(seen.name, step), 0, 4]
-        for seen in searched
-        for step in seen.inbox
-    ][:100]
-    known = find.ids_in(raw for reply in eye.many(calls) for raw in reply or ())
+    lists = [eye.keys.inbox(seen.name, step) for seen in searched for step in seen.inbox]
+    for seen in searched[:10]:
+        for level in seen.sorted:
+            base = eye.keys.base(seen.name)
+            found = eye.one("ZRANGE", f"{base}index:{level}", 0, 19) or ()
+            # What stands before the key is as long in all.
+            lists += [f"{base}jobs:{level}:{reach.text(member[17:])}" for member in found]
+    replies = eye.many(["LRANGE", name, 0, 4] for name in lists[:100])
+    raws = [raw for reply in replies for raw in reply or ()]
+    known = find.ids_in(raw[max(0, raw.find(b"{")) :] for raw in raws)
     close = meant(task, known)
     return close.removeprefix("; did you mean ").removesuffix("?").strip("'\"") or None

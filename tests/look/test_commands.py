@@ -103,6 +103,8 @@ def test_status_shows_workers_and_leases(lab: Lab, answer: Answer, command: Run)
     wait_until(lambda: lab.db.hget(lab.keys.lease("a"), "worker"), 20, "it leads")
     lab.send("hold_late", "x", queue="a")
     lab.wait_started("x")
+    # It may introduce itself before it has been told all its queues.
+    wait_until(lambda: len(answer("status")["workers"][0]["queues"]) == 2, 20, "it is on record")
     data = answer("status")
     (seen,) = data["workers"]
     assert (seen["worker"], seen["alive"], seen["strategy"]) == (worker.hostname, True, "priority")
@@ -211,6 +213,7 @@ def test_top_prints_frames(redis_db: redis.Redis, caller: Caller, command: Run) 
         (["explain", "acme-0", "-q", "job"], "queue 'job' does not exist; did you mean 'jobs'?"),
         (["tenants", "jobs", "-k", "acne"], "key 'acne' does not exist; did you mean 'acme'?"),
         (["explain", "x", "-q", "jobs", "-k", "acne"], "did you mean 'acme'?"),
+        (["explain", "amce-1"], "task amce-1 is unknown; did you mean 'acme-1'?"),
         (["explain", "acme-"], "task acme- is unknown; did you mean 'acme-"),
         (["explain", "no such"], "task no such is unknown. Searched: all queues (2 messages"),
     ],
