@@ -437,9 +437,14 @@ def test_a_hint_narrows_the_search(redis_db: redis.Redis, caller: Caller) -> Non
 # -- real workers ------------------------------------------------------------------------------------
 
 
+def reads(db: redis.Redis, queue: str) -> bool:
+    """Whether a worker has said that it reads *queue*; it may introduce itself before it knows."""
+    return any(queue in worker.queues for worker in reach.find_workers(Reach(db, Keys())))
+
+
 def test_a_job_that_runs(lab: Lab, answer: Callable[..., Any]) -> None:
     worker = lab.worker("threads", queues=["a"], concurrency=1)
-    wait_until(lambda: lab.db.keys("strategies:worker:*"), 10, "the worker is on record")
+    wait_until(lambda: reads(lab.db, "a"), 10, "the worker is on record")
     late = lab.send("hold_late", "x", queue="a")
     lab.wait_started("x")
     found = answer("explain", late)
@@ -466,7 +471,7 @@ def test_how_fast_its_queue_is(lab: Lab, answer: Callable[..., Any]) -> None:
     for n in range(60):
         lab.send("sleep_for", 0.05, queue="a", task_id=f"job-{n}")
     lab.worker("threads", queues=["a"], concurrency=1)
-    wait_until(lambda: lab.db.keys("strategies:worker:*"), 10, "the worker is on record")
+    wait_until(lambda: reads(lab.db, "a"), 10, "the worker is on record")
     found = answer("explain", "job-59")
     assert found["state"] == "inbox"
     rate = found["estimate"]["jobs_per_second"]
