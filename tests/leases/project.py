@@ -12,7 +12,7 @@ from celery.signals import worker_ready
 from kombu import Queue
 
 from celery_strategies import fencing_term
-from celery_strategies.transport import keeper, reader
+from celery_strategies.transport import presence
 from tests.fair.project import app, recorder, task, wait_for
 
 __all__ = ["app"]
@@ -86,7 +86,7 @@ def hang(_number: int, _frame: object) -> None:
 
 
 if "TEST_LOOP_STALE_AFTER" in os.environ:
-    keeper.LOOP_STALE_AFTER = reader.LOOP_STALE_AFTER = float(os.environ["TEST_LOOP_STALE_AFTER"])
+    presence.LOOP_STALE_AFTER = float(os.environ["TEST_LOOP_STALE_AFTER"])
 
     @worker_ready.connect(weak=False)
     def can_hang(**_: object) -> None:
