@@ -20,7 +20,15 @@ NAME = "docs/simulate.md"
 TEXT = pages.read(NAME)
 
 
-@pytest.mark.parametrize("block", pages.blocks("console"), ids=str)
+#: Other pages show commands that need a broker, and what they print depends on it.
+BLOCKS = [block for block in pages.blocks("console") if str(block).startswith(f"{NAME}:")]
+
+
+def test_the_page_shows_commands() -> None:
+    assert len(BLOCKS) > 2
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=str)
 def test_a_command_prints_what_the_page_shows(
     block: pages.Block, run: Callable[..., Result]
 ) -> None:
