@@ -21,12 +21,12 @@ from celery_strategies.errors import (
 from celery_strategies.fencing import fencing_term
 from celery_strategies.install import install
 from celery_strategies.publish.fair import Publication
+from celery_strategies.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from celery_strategies.transport.mixins import StrategyConsumerMixin
     from celery_strategies.worker.consumer import StrategyConsumer
 
-__version__ = "0.1.0.dev0"
 __all__ = (
     "UNKEYED",
     "FairShareError",

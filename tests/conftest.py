@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import pytest
 import redis
 
+from tests.store.tools import Caller
 from tests.support import redis_server as servers
 from tests.support.proxy import Proxy
 from tests.support.redis_server import RedisBinary, RedisServer, SentinelCluster
@@ -97,6 +98,14 @@ def redis_db(redis_server: RedisServer) -> Iterator[redis.Redis]:
     """A client (bytes) of the shared server, emptied for this test."""
     with redis_server.client() as client:
         yield client
+
+
+@pytest.fixture
+def caller(redis_db: redis.Redis) -> Iterator[Caller]:
+    """Calls over a connection like the reader's, on the emptied shared server."""
+    caller = Caller(redis_db)
+    yield caller
+    caller.close()
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -30,3 +31,11 @@ def broker(ctx: click.Context) -> Iterator[tuple[Any, Keys]]:
         if not hasattr(channel, "strategy_keys"):
             raise NotOurTransport(connection.transport.driver_type)
         yield redis.Redis(connection_pool=channel.pool), channel.strategy_keys()
+
+
+def console_of(ctx: click.Context) -> Any:
+    """Return a ``rich.console.Console`` that heeds ``--no-color``, and colours nothing where stdout is no terminal."""
+    # Not above: every start of `celery` imports this module.
+    from celery_strategies.simulation import tables
+
+    return tables.console(color=not ctx.obj.no_color and sys.stdout.isatty())

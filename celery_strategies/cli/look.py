@@ -17,15 +17,16 @@ import click
 from celery.bin.base import CeleryCommand
 from kombu.exceptions import OperationalError
 
-from celery_strategies.cli.group import broker, strategies
+from celery_strategies.cli.group import broker, console_of, strategies
 from celery_strategies.look import find, reach, status, tenants
+from celery_strategies.look.answer import Answer, as_json
 from celery_strategies.look.ask import Question
 from celery_strategies.look.errors import NoSuchNameError, check_known
-from celery_strategies.look.explain import Answer, as_json, explain
+from celery_strategies.look.explain import explain
 from celery_strategies.look.find import SEARCH_SECONDS, Search, Searched
 from celery_strategies.look.reach import Reach, WorkerSeen
 from celery_strategies.look.status import QueueSeen
-from celery_strategies.simulation.errors import meant
+from celery_strategies.simulation.errors import closest
 
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 _TOP_ROWS, _TENANT_ROWS = 10, 20
@@ -40,14 +41,6 @@ def _looking(ctx: click.Context) -> Iterator[Reach]:
         raise click.ClickException(str(error)) from None
     except (*reach.UNREACHABLE, OperationalError) as error:
         raise click.ClickException(f"cannot read from the broker: {error}") from None
-
-
-def _console(ctx: click.Context) -> Any:
-    # Not above: every start of `celery` imports this module.
-    from rich.console import Console
-
-    plain = bool(ctx.obj.no_color) or not sys.stdout.isatty()
-    return Console(highlight=False, markup=False, emoji=False, no_color=plain or None)
 
 
 def _queues(ctx: click.Context, eye: Reach, workers: Sequence[WorkerSeen]) -> list[str]:
@@ -94,7 +87,7 @@ def status_command(ctx: click.Context, /, queues: tuple[str, ...], as_json: bool
         return
     from celery_strategies.look import show
 
-    console = _console(ctx)
+    console = console_of(ctx)
     show.status(console, found, workers, now)
     show.notes(console, eye.notes)
 
@@ -164,7 +157,7 @@ def tenants_command(
         return
     from celery_strategies.look import show
 
-    console = _console(ctx)
+    console = console_of(ctx)
     show.tenants(console, seen, rows, limit, window)
     show.notes(console, eye.notes)
 
@@ -256,7 +249,7 @@ def _draw(ctx: click.Context, frames: Iterator[Any], limit: int) -> None:
 
     from celery_strategies.look import show
 
-    console = _console(ctx)
+    console = console_of(ctx)
     if not console.is_terminal:
         for found in frames:
             console.print(show.frame(found, limit))
@@ -358,7 +351,7 @@ def _finish(
     else:
         from celery_strategies.look import show
 
-        console = _console(ctx)
+        console = console_of(ctx)
         show.answer(console, found)
         show.notes(console, eye.notes)
     if missing:
@@ -396,5 +389,4 @@ def _near(eye: Reach, task: str, searched: Sequence[QueueSeen]) -> str | None:
     replies = eye.many(["LRANGE", name, 0, 4] for name in lists[:100])
     raws = [raw for reply in replies for raw in reply or ()]
     known = find.ids_in(raw[max(0, raw.find(b"{")) :] for raw in raws)
-    close = meant(task, known)
-    return close.removeprefix("; did you mean ").removesuffix("?").strip("'\"") or None
+    return closest(task, known)

@@ -94,6 +94,11 @@ def record(
             Path(output).write_text(text, "utf-8")
         except OSError as error:
             raise click.ClickException(f"-o {output}: {error.strerror}") from None
+    if listener.error is not None:
+        click.echo(
+            f"Events could not be received to the end: {listener.error}; what came then is from looks at Redis alone",
+            err=True,
+        )
     said = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in facts.items())
     click.echo(f"Recorded: {said}", err=True)
 
@@ -121,6 +126,8 @@ class _Listener:
         self.app = app
         self.enable = enable
         self.ready = threading.Event()
+        #: What ended the receiving of events before its time.
+        self.error: Exception | None = None
         self.connection = app.connection_for_read()
         self.receiver = app.events.Receiver(self.connection, handlers={"*": recording.event})
         self.thread = threading.Thread(target=self._run, daemon=True)
@@ -133,9 +140,10 @@ class _Listener:
     def _run(self) -> None:
         self.receiver.on_consume_ready = lambda *_, **__: self.ready.set()
         try:
-            # Looks at Redis go on, and say so if they cannot.
-            with suppress(OSError, OperationalError, RedisError):
-                self.receiver.capture(limit=None, timeout=None, wakeup=False)
+            self.receiver.capture(limit=None, timeout=None, wakeup=False)
+        except (OSError, OperationalError, RedisError) as error:
+            # Looks at Redis go on; what is missing from then on is told at the end.
+            self.error = error
         finally:
             self.ready.set()
 

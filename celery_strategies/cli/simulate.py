@@ -11,7 +11,7 @@ from typing import Any
 import click
 from celery.bin.base import CeleryCommand
 
-from celery_strategies.cli.group import strategies
+from celery_strategies.cli.group import console_of, strategies
 from celery_strategies.cli.scenario import Options, Scenario, assemble, load_module
 from celery_strategies.core.strategies import Strategy
 from celery_strategies.settings import GROUP_MODES, MEMORIES
@@ -147,8 +147,6 @@ def simulate_command(
     for note in scenario.notes:
         click.echo(note, err=True)
     # Not above: every start of `celery` imports this module.
-    from rich.console import Console
-
     from celery_strategies.simulation import report
 
     if as_json:
@@ -159,7 +157,7 @@ def simulate_command(
         )
         click.echo()
         return
-    console = Console(highlight=False, markup=False, emoji=False, no_color=ctx.obj.no_color or None)
+    console = console_of(ctx)
     if compare is None:
         report.show_run(console, next(iter(results.values())), limit)
     else:

@@ -9,7 +9,8 @@ import click
 from celery.bin.base import CeleryCommand
 
 from celery_strategies.cli.group import broker, strategies
-from celery_strategies.core.tags import check_key, check_weight
+from celery_strategies.core.tags import MAX_WEIGHT, MIN_WEIGHT, check_key, check_weight
+from celery_strategies.simulation.errors import meant
 from celery_strategies.store import admin
 from celery_strategies.store.keys import Keys
 
@@ -24,11 +25,18 @@ def unsort(ctx: click.Context, queues: tuple[str, ...]) -> None:
     sort a queue first, or they sort it again.
     """
     with broker(ctx) as (client, keys):
-        names = queues or admin.queues_to_unsort(client, keys)
-        for name in names:
+        found = admin.queues_to_unsort(client, keys)
+        for name in queues:
+            if name not in found:
+                # A name that was mistyped must not pass for a queue that was given back.
+                hint = meant(name, found)
+                click.echo(
+                    f"Note: {name!r} has no messages that only our workers see{hint}", err=True
+                )
+        for name in queues or found:
             moved = admin.unsort_queue(client, keys, name)
             ctx.obj.echo(f"{name}: {moved} messages moved to Kombu's lists")
-        if not names:
+        if not queues and not found:
             ctx.obj.echo("No queue has messages that only our workers see.")
 
 
@@ -42,7 +50,8 @@ _QUEUES = click.option(
 )
 
 
-@strategies.command(cls=CeleryCommand)
+# A weight below zero is told so; to click it would look like an option.
+@strategies.command(cls=CeleryCommand, context_settings={"ignore_unknown_options": True})
 @click.argument("key")
 @click.argument("weight")
 @_QUEUES
@@ -52,9 +61,9 @@ def weight(ctx: click.Context, key: str, weight: str, queues: tuple[str, ...]) -
 
     WEIGHT is a number from 1e-6 to 1e6, or "none": with their own weights again.
     """
+    value = _weight(weight)
     try:
         check_key(key)
-        value = None if weight == "none" else float(check_weight(float(weight)))
     except ValueError as exc:
         raise click.BadParameter(str(exc)) from None
 
@@ -64,7 +73,18 @@ def weight(ctx: click.Context, key: str, weight: str, queues: tuple[str, ...]) -
     _steer(ctx, queues, set_it, f"{key} has weight {weight}")
 
 
-@strategies.command(cls=CeleryCommand)
+def _weight(text: str) -> float | None:
+    """Return what WEIGHT says, None for "none"."""
+    if text == "none":
+        return None
+    try:
+        return float(check_weight(float(text)))
+    except ValueError:
+        rule = f"a weight is a number from {MIN_WEIGHT:g} to {MAX_WEIGHT:g}, or none"
+        raise click.BadParameter(f"{rule}, not {text!r}") from None
+
+
+@strategies.command(cls=CeleryCommand, context_settings={"ignore_unknown_options": True})
 @click.argument("key")
 @click.argument("cap")
 @_QUEUES

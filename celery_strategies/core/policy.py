@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ("Order", "Policy")
+__all__ = ("Order", "Policy", "order_in_words")
 
 #: How the next key is picked: by finish tag, by finish tag from zero in each take, by the oldest
 #: message, or in turn.
@@ -27,3 +27,22 @@ class Policy:
     single: bool
     key_header: str
     weight_header: str
+
+    @property
+    def in_words(self) -> str:
+        """How the keys are served, for people."""
+        return order_in_words(self.order, self.single)
+
+
+_WORDS = {
+    ("fair", False): "fair share",
+    ("batch", False): "fair share, batch",
+    ("age", False): "oldest first",
+    ("age", True): "groups, fifo",
+    ("turn", True): "groups, round robin",
+}
+
+
+def order_in_words(order: str, single: bool) -> str:
+    """Return how keys are served, for people; an order that a newer version wrote as it stands."""
+    return _WORDS.get((order, single), order)

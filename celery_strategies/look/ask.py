@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from celery_strategies.look.explain import Running
+from celery_strategies.look.answer import Running
 
 __all__ = ("Question",)
 

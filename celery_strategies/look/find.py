@@ -15,7 +15,7 @@ from time import monotonic, sleep
 from typing import Any, NamedTuple
 
 from celery_strategies.core.levels import LISTS
-from celery_strategies.look.reach import Reach, holding_of, text
+from celery_strategies.look.reach import Reach, holding_of, pairs, text
 from celery_strategies.look.shares import KeySeen
 from celery_strategies.look.status import QueueSeen
 from celery_strategies.look.tenants import survey
@@ -84,6 +84,13 @@ class Found:
     worker: str = ""
     entry: str = ""
     why: str = ""
+
+    @property
+    def ahead(self) -> int:
+        """How many messages of its list, or of its set, go before it."""
+        if self.place is not None and self.place.kind == "z":
+            return self.index
+        return self.length - 1 - self.index
 
 
 @dataclass
@@ -207,12 +214,7 @@ class Search:
             if reply is None:
                 return None
             cursor, records = reply
-            pairs = (
-                records.items()
-                if isinstance(records, dict)
-                else zip(records[::2], records[1::2], strict=True)
-            )
-            for tag, record in pairs:
+            for tag, record in pairs(records):
                 self.done.messages += 1
                 self.done.total += 1
                 if self._own.search(record) and (found := self._record(text(tag), record, queues)):
@@ -261,24 +263,20 @@ class Search:
         after = "-"
         while entries := self.reach.one("XRANGE", name, after, "+", "COUNT", PAGE):
             for entry, values in entries:
-                pairs = (
-                    values
-                    if isinstance(values, dict)
-                    else dict(zip(values[::2], values[1::2], strict=True))
-                )
-                raw = pairs.get(b"message", b"")
+                found = dict(pairs(values))
+                raw = found.get(b"message", b"")
                 self.done.messages += 1
                 if self._own.search(raw):
-                    level = text(pairs.get(b"list", b""))
+                    level = text(found.get(b"list", b""))
                     return Found(
                         what,
                         queue,
                         raw,
                         level=int(level) if level.isdigit() else None,
-                        key=text(pairs[b"key"]) if pairs.get(b"key") else None,
-                        worker=text(pairs.get(b"worker", b"")),
+                        key=text(found[b"key"]) if found.get(b"key") else None,
+                        worker=text(found.get(b"worker", b"")),
                         entry=text(entry),
-                        why=text(pairs.get(b"reason", b"")),
+                        why=text(found.get(b"reason", b"")),
                     )
                 after = f"({text(entry)}"
             if monotonic() > self._deadline:

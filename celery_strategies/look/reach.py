@@ -7,7 +7,6 @@ read (a key of a wrong type, a refused command) is noted, and does not end the l
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
@@ -17,7 +16,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from celery_strategies.store.admin import run
+from celery_strategies.store.admin import escaped, run
 from celery_strategies.store.keys import Keys
 from celery_strategies.store.scripts import Script
 from celery_strategies.store.store import Place
@@ -97,19 +96,23 @@ def text(value: Any) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 
+def pairs(reply: Any) -> list[tuple[Any, Any]]:
+    """Return a flat reply of names and values as pairs, whatever the client made of it."""
+    if isinstance(reply, dict):
+        return list(reply.items())
+    return list(zip(reply[::2], reply[1::2], strict=True))
+
+
 def fields(reply: Any) -> dict[str, str]:
     """Return the reply of HGETALL as text, whatever the client made of it."""
-    if not reply:
-        return {}
-    pairs = reply.items() if isinstance(reply, dict) else zip(reply[::2], reply[1::2], strict=True)
-    return {text(name): text(value) for name, value in pairs}
+    return {text(name): text(value) for name, value in pairs(reply or ())}
 
 
 def scored(reply: Any) -> list[tuple[bytes, float]]:
     """Return the reply of a command WITHSCORES as pairs, whatever the client made of it."""
     found = list(reply or [])
     if found and not isinstance(found[0], (tuple, list)):
-        found = list(zip(found[::2], found[1::2], strict=True))
+        found = pairs(found)
     return [(member, float(score)) for member, score in found]
 
 
@@ -184,7 +187,7 @@ def _scan(reach: Reach, starts: Sequence[str], seconds: float) -> Iterator[bytes
             yield None
             return
         replies = reach.many(
-            ["SCAN", cursor, "MATCH", f"{_escaped(start)}*", "COUNT", SCAN_COUNT]
+            ["SCAN", cursor, "MATCH", f"{escaped(start)}*", "COUNT", SCAN_COUNT]
             for start, cursor in cursors.items()
         )
         for start, reply in zip(list(cursors), replies, strict=True):
@@ -195,10 +198,6 @@ def _scan(reach: Reach, starts: Sequence[str], seconds: float) -> Iterator[bytes
             cursors[start] = reply[0]
             if int(reply[0]) == 0:
                 del cursors[start]
-
-
-def _escaped(name: str) -> str:
-    return re.sub(r"([*?\[\]\\])", r"\\\1", name)
 
 
 # -- workers -----------------------------------------------------------------------------------
@@ -298,12 +297,7 @@ def _held(reach: Reach, worker: str) -> list[Holding]:
         if reply is None:
             break
         cursor, entries = reply
-        pairs = (
-            entries.items()
-            if isinstance(entries, dict)
-            else zip(entries[::2], entries[1::2], strict=True)
-        )
-        for tag, place in pairs:
+        for tag, place in pairs(entries):
             if tag and (holding := holding_of(text(tag), place)):
                 found.append(holding)
         if int(cursor) == 0:

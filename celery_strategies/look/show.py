@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from celery_strategies.look.explain import Answer
+from celery_strategies.look.answer import Answer
 from celery_strategies.look.find import headers_of
 from celery_strategies.look.reach import WorkerSeen
 from celery_strategies.look.status import QueueSeen, places
 from celery_strategies.look.tenants import Tenant, other
 from celery_strategies.look.top import Frame
+from celery_strategies.simulation import tables
 from celery_strategies.simulation.reasons import called
 
 __all__ = ("answer", "bar", "frame", "notes", "status", "tenants")
@@ -34,17 +34,6 @@ _PLACES = {
     "set_aside": "aside",
     "dead": "dead",
 }
-
-
-def _table(title: str | None = None) -> Table:
-    return Table(
-        title=title and f"\n{title}",
-        title_justify="left",
-        title_style="",
-        box=box.ASCII2,
-        show_edge=False,
-        pad_edge=False,
-    )
 
 
 def _number(value: float) -> str:
@@ -75,11 +64,6 @@ def notes(console: Console, texts: Iterable[str]) -> None:
         console.print(Text(f"Note: {words}"))
 
 
-def _more(console: Console, number: int, what: str, how: str = "--json has all") -> None:
-    if number > 0:
-        console.print(f"... and {number:,} more {what}; {how}.")
-
-
 # -- status ------------------------------------------------------------------------------------
 
 
@@ -91,7 +75,7 @@ def status(
         console.print("No queues.")
     else:
         console.print(_depths(queues[:MOST_ROWS]))
-        _more(console, len(queues) - MOST_ROWS, "queues")
+        tables.more(console, len(queues) - MOST_ROWS, "queues")
         for seen in queues[:MOST_ROWS]:
             for words in _about(seen, now):
                 console.print(Text(f"{seen.name}: {words}"))
@@ -99,14 +83,14 @@ def status(
         console.print("\nNo strategies workers.")
         return
     console.print(_workers(workers[:MOST_ROWS]))
-    _more(console, len(workers) - MOST_ROWS, "workers")
+    tables.more(console, len(workers) - MOST_ROWS, "workers")
 
 
 def _depths(queues: Sequence[QueueSeen]) -> Table:
     counts = [places(seen) for seen in queues]
     # A place with nothing anywhere says nothing.
     shown = [name for name in _PLACES if name == "inbox" or any(count[name] for count in counts)]
-    table = _table()
+    table = tables.table()
     table.add_column("queue", overflow="fold", min_width=8)
     table.add_column("level", justify="right")
     for name in shown:
@@ -165,7 +149,7 @@ def _lease(seen: QueueSeen, now: float) -> str:
 
 
 def _workers(workers: Sequence[WorkerSeen]) -> Table:
-    table = _table("Workers")
+    table = tables.table("Workers")
     table.add_column("worker", overflow="fold")
     table.add_column("beat", justify="right", no_wrap=True)
     table.add_column("strategy", no_wrap=True)
@@ -204,7 +188,7 @@ def tenants(
         console.print(f"Got: in {window:.1f} s, as the finish tags say.")
     if not rows:
         return
-    table = _table()
+    table = tables.table()
     table.add_column("key", overflow="fold")
     for title in ("backlog", "in flight", "weight", "cap", "due", "got", "jobs")[
         : 7 if window is not None else 5
@@ -338,7 +322,7 @@ def bar(value: float, whole: float, width: int = BAR) -> str:
 def frame(found: Frame, limit: int) -> RenderableType:
     """Return one picture of `top`."""
     parts: list[RenderableType] = [Text(_head(found))]
-    sources = _table("Queues")
+    sources = tables.table("Queues")
     sources.add_column("queue", overflow="fold", min_width=8)
     sources.add_column("backlog")
     for title in ("waiting", "in flight", "taken/s"):
@@ -371,7 +355,7 @@ def _head(found: Frame) -> str:
 
 
 def _tenant_bars(queue: str, rows: Sequence[Tenant], limit: int) -> Table:
-    table = _table(f"Tenants of {queue}")
+    table = tables.table(f"Tenants of {queue}")
     table.add_column("key", overflow="fold", min_width=8)
     table.add_column("backlog")
     for title in ("waiting", "in flight", "due", "got"):

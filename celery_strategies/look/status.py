@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from celery_strategies.core.levels import LISTS
+from celery_strategies.core.policy import order_in_words
 from celery_strategies.look.reach import Reach, WorkerSeen, fields, scored, text
 from celery_strategies.store import scripts
 
@@ -22,14 +23,6 @@ MANY = 2**40
 DUE_CHUNK = 100
 #: Most consumers of a queue that are listed.
 MOST_CONSUMERS = 500
-
-_ORDERS = {
-    ("fair", False): "fair share",
-    ("batch", False): "fair share, batch",
-    ("age", False): "oldest first",
-    ("age", True): "groups, fifo",
-    ("turn", True): "groups, round robin",
-}
 
 
 @dataclass(frozen=True)
@@ -107,8 +100,7 @@ def order_called(policy: Mapping[str, str]) -> str | None:
     """Return a policy in words, None for none."""
     if not policy.get("order"):
         return None
-    pair = (policy["order"], policy.get("single") == "1")
-    return _ORDERS.get(pair, policy["order"])
+    return order_in_words(policy["order"], policy.get("single") == "1")
 
 
 def read_queues(

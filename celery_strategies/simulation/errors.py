@@ -5,18 +5,24 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-__all__ = ("SimulationError", "check_known", "meant", "suggestion")
+__all__ = ("SimulationError", "check_known", "closest", "meant", "suggestion")
 
 
 class SimulationError(ValueError):
     """Tell what is wrong with a backlog, a trace or an option, and what is wanted; one line."""
 
 
-def meant(wrong: str, known: Iterable[str]) -> str:
-    """Return what goes behind a name that does not exist: "; did you mean ...?", or nothing."""
+def closest(wrong: str, known: Iterable[str]) -> str | None:
+    """Return the name that was probably meant, None if none is near."""
     folded = {name.lower(): name for name in known}
     close = difflib.get_close_matches(wrong.lower(), folded, n=1)
-    return f"; did you mean {folded[close[0]]!r}?" if close else ""
+    return folded[close[0]] if close else None
+
+
+def meant(wrong: str, known: Iterable[str]) -> str:
+    """Return what goes behind a name that does not exist: "; did you mean ...?", or nothing."""
+    close = closest(wrong, known)
+    return f"; did you mean {close!r}?" if close else ""
 
 
 def suggestion(wrong: str, known: Iterable[str]) -> str:

@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from celery_strategies.simulation import tables
 from celery_strategies.simulation.engine import Arrival, Pick, Result, Setup
 from celery_strategies.simulation.reasons import called
 
@@ -90,12 +90,7 @@ def _source(queue: str, rank: int | None) -> str:
 def _keys(setup: Setup) -> str:
     if setup.policy is None or (setup.policy.order == "age" and not setup.policy.single):
         return "no fair share"
-    return {
-        "fair": "fair share",
-        "batch": "fair share, batch",
-        "age": "groups, fifo",
-        "turn": "groups, round robin",
-    }[setup.policy.order]
+    return setup.policy.in_words
 
 
 # -- tables ------------------------------------------------------------------------------------
@@ -113,7 +108,7 @@ def show_run(console: Console, result: Result, limit: int) -> None:
     console.print(_table_of_waits(queues, tenant=False))
     if tenants:
         console.print(_table_of_waits(tenants[:MOST_TENANTS], tenant=True))
-        _more(console, len(tenants) - MOST_TENANTS, "tenants", "--json has all")
+        tables.more(console, len(tenants) - MOST_TENANTS, "tenants", "--json has all")
     _show_never(console, result)
 
 
@@ -129,7 +124,7 @@ def _show_picks(console: Console, result: Result, limit: int) -> None:
             (queue, lambda pick, queue=queue: str(pick.lengths.get(queue, "")))  # type: ignore[misc]
             for queue in queues
         ]
-    table = _table()
+    table = tables.table()
     for title, _ in columns:
         table.add_column(title, justify="right", no_wrap=True)
     texts: list[tuple[str, Callable[[Pick], str]]] = [("takes from", lambda pick: pick.job.queue)]
@@ -146,7 +141,7 @@ def _show_picks(console: Console, result: Result, limit: int) -> None:
         cells = [cell(pick) for _, cell in (*columns, *texts)]
         table.add_row(*map(Text, [*cells, why(pick)]))
     console.print(table)
-    _more(console, len(result.picks) - limit, "picks", "--limit shows more")
+    tables.more(console, len(result.picks) - limit, "picks", "--limit shows more")
 
 
 def why(pick: Pick) -> str:
@@ -156,7 +151,9 @@ def why(pick: Pick) -> str:
 
 
 def _table_of_waits(rows: Sequence[Waits], *, tenant: bool) -> Table:
-    table = _table("Waits per tenant, in seconds" if tenant else "Waits per queue, in seconds")
+    table = tables.table(
+        "Waits per tenant, in seconds" if tenant else "Waits per queue, in seconds"
+    )
     table.add_column("queue", overflow="fold")
     if tenant:
         table.add_column("key", overflow="fold")
@@ -187,7 +184,7 @@ def show_comparison(console: Console, results: Mapping[str, Result], limit: int)
         return
     longest = max(len(result.picks) for result in results.values())
     if limit and longest:
-        table = _table("Order")
+        table = tables.table("Order")
         table.add_column("#", justify="right", no_wrap=True)
         for label in results:
             table.add_column(label, overflow="fold")
@@ -195,7 +192,7 @@ def show_comparison(console: Console, results: Mapping[str, Result], limit: int)
             cells = [_who(result, number) for result in results.values()]
             table.add_row(str(number + 1), *map(Text, cells))
         console.print(table)
-        _more(console, longest - limit, "picks", "--limit shows more")
+        tables.more(console, longest - limit, "picks", "--limit shows more")
     pairs = {label: waits(result) for label, result in results.items()}
     console.print(_comparison({label: queues for label, (queues, _) in pairs.items()}, False))
     tenants = {label: found for label, (_, found) in pairs.items()}
@@ -203,7 +200,7 @@ def show_comparison(console: Console, results: Mapping[str, Result], limit: int)
     if total:
         shown = {label: found[:MOST_TENANTS] for label, found in tenants.items()}
         console.print(_comparison(shown, True))
-        _more(console, total - MOST_TENANTS, "tenants", "--json has all")
+        tables.more(console, total - MOST_TENANTS, "tenants", "--json has all")
     for label, result in results.items():
         if len(result.starts) < len(result.jobs):
             console.print(Text(f"{label}:"), end=" ")
@@ -220,7 +217,9 @@ def _who(result: Result, number: int) -> str:
 
 
 def _comparison(rows: Mapping[str, Sequence[Waits]], tenant: bool) -> Table:
-    table = _table("Waits per tenant, in seconds" if tenant else "Waits per queue, in seconds")
+    table = tables.table(
+        "Waits per tenant, in seconds" if tenant else "Waits per queue, in seconds"
+    )
     table.add_column("queue", overflow="fold")
     if tenant:
         table.add_column("key", overflow="fold")
@@ -235,22 +234,6 @@ def _comparison(rows: Mapping[str, Sequence[Waits]], tenant: bool) -> Table:
             cells = [_seconds(getattr(row, title)) for row in group]
             table.add_row(*(Text(name if first else "") for name in names), title, *cells)
     return table
-
-
-def _table(title: str | None = None) -> Table:
-    return Table(
-        title=title and f"\n{title}",
-        title_justify="left",
-        title_style="",
-        box=box.ASCII2,
-        show_edge=False,
-        pad_edge=False,
-    )
-
-
-def _more(console: Console, number: int, what: str, how: str) -> None:
-    if number > 0:
-        console.print(f"... and {number:,} more {what}; {how}.")
 
 
 def _seconds(value: float | None) -> str:

@@ -68,7 +68,7 @@ def _lists_of_jobs(client: Any, keys: Keys, queue: str) -> Iterator[bytes]:
     """Return ``level:key`` of every list of sorted jobs. Walks the key space with ``SCAN``."""
     for kind, name in (("LIST", "jobs:"), ("ZSET", "front:")):
         start = f"{keys.base(queue)}{name}"
-        found = client.scan_iter(match=f"{_escaped(start)}*", count=1000, _type=kind)
+        found = client.scan_iter(match=f"{escaped(start)}*", count=1000, _type=kind)
         yield from (key[len(start.encode()) :] for key in found)
 
 
@@ -183,10 +183,11 @@ def _queues_with(client: Any, *kinds: tuple[str, Callable[[str], str]]) -> list[
     for kind, key_of in kinds:
         # A queue's name is what stands between two fixed ends, whatever it is.
         start, end = key_of("\0").split("\0")
-        names = client.scan_iter(match=f"{_escaped(start)}*{_escaped(end)}", count=1000, _type=kind)
+        names = client.scan_iter(match=f"{escaped(start)}*{escaped(end)}", count=1000, _type=kind)
         found.update(name.decode()[len(start) : -len(end)] for name in names)
     return sorted(found)
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
+    """Return *text* as a pattern of ``MATCH`` that fits only it."""
     return re.sub(r"([*?\[\]\\])", r"\\\1", text)

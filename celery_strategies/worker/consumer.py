@@ -11,7 +11,6 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import metadata
 from time import monotonic, sleep
 from typing import Any
 
@@ -28,6 +27,7 @@ from celery_strategies.publish.levels import carry_levels
 from celery_strategies.transport.patience import Patience
 from celery_strategies.transport.reader import Reader
 from celery_strategies.transport.redis import READ_TIMEOUT, READER_OPTION, TransportMixin
+from celery_strategies.version import __version__
 from celery_strategies.worker import (
     banner,
     control,  # noqa: F401  # importing it is what replaces Celery's commands
@@ -149,7 +149,7 @@ class StrategyConsumer(MessageConsumer):
     def _introduction(self) -> dict[str, Any]:
         # The pool may not be there yet.
         number = slots.total(self) if self.pool is not None else 0
-        return {"slots": number, "version": metadata.version("celery-strategies")}
+        return {"slots": number, "version": __version__}
 
     def _capacity(self) -> int:
         if slots.leaving():

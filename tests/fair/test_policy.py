@@ -166,6 +166,34 @@ def test_unsort_gives_everything_to_stock_workers(lab: FairLab, settings: dict[s
     assert Counter(lab.started()) == Counter([*labels, "later-0"])
 
 
+def test_unsort_says_which_names_had_nothing(lab: FairLab) -> None:
+    lab.worker("threads", settings=BASE).stop()
+    lab.keyed(names("k", 2))
+    done = celery("strategies", "unsort", "b", "a", broker_url=lab.url)
+    assert done.stderr.count("Note: ") == 1
+    assert "Note: 'b' has no messages that only our workers see" in done.stderr
+    assert [line.partition(":")[0] for line in done.stdout.splitlines()] == ["b", "a"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("weight", "k", "abc"), "a weight is a number from 1e-06 to 1e+06, or none, not 'abc'"),
+        (("weight", "k", "-1"), "a weight is a number from 1e-06 to 1e+06, or none, not '-1'"),
+        (("weight", "k", "nan"), "a weight is a number from 1e-06 to 1e+06, or none, not 'nan'"),
+        (("cap", "k", "-1"), "a cap is an integer, 1 or more, or none, not '-1'"),
+        (("cap", "k", "0"), "a cap is an integer, 1 or more, or none, not '0'"),
+        (("weight", "k", "2", "--quue", "a"), "Got unexpected extra arguments (--quue a)"),
+    ],
+)
+def test_a_wrong_number_is_refused_with_the_rule(
+    lab: FairLab, words: tuple[str, ...], said: str
+) -> None:
+    done = celery("strategies", *words, broker_url=lab.url, check=False)
+    assert done.returncode == 2
+    assert said in " ".join(done.stderr.split())
+
+
 def test_a_queue_that_was_unsorted_is_sorted_again(lab: FairLab) -> None:
     """While a worker with fair share runs: it goes on with a new policy."""
     lab.worker("threads", settings=CAPPED)

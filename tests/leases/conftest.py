@@ -9,7 +9,6 @@ import redis
 
 from tests.conftest import RedisFactory, WorkerFactory
 from tests.leases.lab import LeaseLab
-from tests.store.tools import Caller
 from tests.support.redis_server import RedisServer
 
 
@@ -39,11 +38,3 @@ def own_lab(
         lab.record_url = redis_server.url()
         yield lab
         lab.close()
-
-
-@pytest.fixture
-def caller(redis_db: redis.Redis) -> Iterator[Caller]:
-    """Calls over a connection like the reader's, on the emptied shared server."""
-    caller = Caller(redis_db)
-    yield caller
-    caller.close()

@@ -8,7 +8,6 @@ import pytest
 import redis
 
 from tests.conftest import WorkerFactory
-from tests.store.tools import Caller
 
 from .lab import Lab
 
@@ -19,11 +18,3 @@ def lab(broker_url: str, redis_db: redis.Redis, worker_factory: WorkerFactory) -
     lab = Lab(broker_url, redis_db, worker_factory)
     yield lab
     lab.close()
-
-
-@pytest.fixture
-def caller(redis_db: redis.Redis) -> Iterator[Caller]:
-    """Calls over a connection like the reader's, on the emptied shared server."""
-    caller = Caller(redis_db)
-    yield caller
-    caller.close()

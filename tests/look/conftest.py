@@ -11,19 +11,10 @@ import pytest
 import redis
 
 from tests.conftest import WorkerFactory
-from tests.store.tools import Caller
 from tests.support.workers import celery
 from tests.worker.lab import Lab
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
-
-
-@pytest.fixture
-def caller(redis_db: redis.Redis) -> Iterator[Caller]:
-    """Calls over a connection like the reader's, on the emptied shared server."""
-    caller = Caller(redis_db)
-    yield caller
-    caller.close()
 
 
 @pytest.fixture

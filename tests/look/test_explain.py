@@ -12,7 +12,8 @@ import redis
 
 from celery_strategies.core.policy import Policy
 from celery_strategies.look import find, reach, status
-from celery_strategies.look.explain import Answer, as_json, explain
+from celery_strategies.look.answer import Answer, as_json
+from celery_strategies.look.explain import explain
 from celery_strategies.look.find import Search
 from celery_strategies.look.reach import Reach
 from celery_strategies.store.keys import Keys

@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import redis
 from celery.bin.celery import celery
 from click.testing import CliRunner, Result
 
 from celery_strategies import cli
-from tests.store.tools import Caller
-
-
-@pytest.fixture
-def caller(redis_db: redis.Redis) -> Iterator[Caller]:
-    """Calls over a connection like the reader's, on the emptied shared server."""
-    caller = Caller(redis_db)
-    yield caller
-    caller.close()
 
 
 @pytest.fixture

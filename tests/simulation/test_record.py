@@ -286,6 +286,26 @@ def test_what_is_wrong_is_said(
     assert said in done.output
 
 
+def test_events_that_end_before_their_time_are_told(
+    lab: Lab, run: Callable[..., Result], tmp_path: Path
+) -> None:
+    (tmp_path / "sim_cut.py").write_text(
+        f"from celery import Celery\napp = Celery('cut', broker={lab.url!r})\n"
+    )
+    done: list[Result] = []
+    words = ("record", "-q", "a", "--seconds", "4", "-o", "cut.json")
+    thread = threading.Thread(
+        target=lambda: done.append(run("-A", "sim_cut", "strategies", *words))
+    )
+    thread.start()
+    wait_until(lambda: lab.db.pubsub_numpat() or lab.db.pubsub_channels(), 20, "it listens")
+    wait_until(lambda: b"hscan" in _commands(lab.db), 20, "the backlog has been read")
+    lab.db.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
+    thread.join(30)
+    assert "Events could not be received to the end: " in done[0].output
+    assert "Recorded: " in done[0].output
+
+
 def test_without_redis_it_says_so(run: Callable[..., Result]) -> None:
     done = run("strategies", "record", "--seconds", "0", code=1)
     assert "Error: cannot read from the broker" in done.output

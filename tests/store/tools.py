@@ -165,9 +165,9 @@ class Worker:
 
     def entry(self, tag: str, client: redis.Redis) -> bytes:
         """Return this worker's holder entry for *tag*."""
-        entry = client.hget(self.keys.holder(self.name), tag)
+        entry: Any = client.hget(self.keys.holder(self.name), tag)
         assert entry is not None
-        return entry
+        return bytes(entry)
 
     def adopt(
         self, queue: str, policy: Policy | None, caps: Mapping[str, int] | None = None
@@ -213,9 +213,11 @@ def keyspace(client: redis.Redis) -> dict[str, Any]:
         elif kind == b"hash":
             value = client.hgetall(key)
         elif kind == b"zset":
-            value = dict(client.zrange(key, 0, -1, withscores=True))
+            members: Any = client.zrange(key, 0, -1, withscores=True)
+            value = dict(members)
         elif kind == b"stream":
-            value = [fields for _, fields in client.xrange(key)]
+            entries: Any = client.xrange(key)
+            value = [fields for _, fields in entries]
         elif kind == b"set":
             value = client.smembers(key)
         else:
