@@ -8,6 +8,7 @@ import pytest
 
 from celery_strategies.store.store import Grant, SourceKeys
 from celery_strategies.transport.leads import Leads
+from tests.fair.lab import PATIENT
 from tests.leases.lab import QUEUE, QUICK, SINGLE, LeaseLab, numbers
 from tests.support.waiting import stays, wait_until
 from tests.support.workers import Worker
@@ -226,10 +227,11 @@ def test_who_stands_by_does_not_keep_the_watch(lab: LeaseLab) -> None:
         names = lab.db.zrange(lab.keys.watchers("a"), 0, -1)
         return {name.decode().rpartition(":")[2].rpartition("-")[0] for name in names}
 
-    low = lab.worker(queues="a")
+    # Else its watch ends by itself after 15 s.
+    low = lab.worker(queues="a", app=PATIENT)
     wait_until(lambda: watchers() == {low.hostname}, 20, "it watches")
-    high = lab.worker(queues="a", args=["--consumer-priority", "1"])
+    high = lab.worker(queues="a", app=PATIENT, args=["--consumer-priority", "1"])
     wait_until(lambda: watchers() == {high.hostname}, 20, "only the higher one watches")
-    lab.fill("a", ["x"], "number")
+    lab.fill("a", ["x"])
     lab.wait_ended("x")
     assert lab.ran_by("x") == {high.hostname}
