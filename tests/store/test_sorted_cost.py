@@ -245,3 +245,19 @@ def test_unsorting_moves_one_megabyte_at_a_time(redis_db: redis.Redis, heavy: Wo
     gather = calls.evalsha(scripts.GATHER, names, 64)
     assert [heavy.caller(gather) for _ in range(5)] == [1, 1, 1, 1, -1]
     assert [heavy.caller(calls.unsort(keys, "q")) for _ in range(5)] == [1, 1, 1, 1, 0]
+
+
+def test_long_lists_are_not_read_by_range(redis_db: redis.Redis, caller: Caller) -> None:
+    """Redis 6.2 walks to where an LRANGE begins from the head: milliseconds, behind a million messages."""
+    queue = Queue(redis_db, caller, keys=1, each=0)
+    for _ in range(3):
+        queue.publish(range(1000))
+    source = queue.worker.sources[0]
+    asked = commands(redis_db, lambda: queue.caller(queue.worker.store.sort(source)))
+    assert asked["lindex"] == calls.SORT_LIMIT
+    assert "lrange" not in asked
+    # A whale: one key with a long list of its own.
+    queue = Queue(redis_db, caller, keys=1, each=2000)
+    asked = commands(redis_db, lambda: queue.take(4))
+    assert asked["lindex"] > 0
+    assert "lrange" not in asked
