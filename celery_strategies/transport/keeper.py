@@ -16,7 +16,6 @@ who have not come back yet. Whoever sees a death puts back at once what the dead
 from __future__ import annotations
 
 import json
-import logging
 import os
 import socket
 import weakref
@@ -32,9 +31,10 @@ from redis.exceptions import NoScriptError, ReadOnlyError, RedisError, ResponseE
 from celery_strategies.store import store as calls
 from celery_strategies.store.link import SUPPORTS_PUSH, Link, ignore
 from celery_strategies.store.store import Store
-from celery_strategies.transport.threads import readable, start_thread
+from celery_strategies.transport.threads import ThreadLogger, readable, start_thread
 
-logger = logging.getLogger("celery_strategies.keeper")
+#: All lines are written in the thread, so not by `logging` itself.
+logger = ThreadLogger("celery_strategies.keeper")
 
 #: Seconds between beats.
 BEAT_INTERVAL = 0.5
@@ -150,6 +150,7 @@ class Keeper:
             sleep(0.005)
         self._nudge.close()
         self._nudged.close()
+        logger.flush()
 
     # -- the thread -----------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from celery_strategies.store.store import Store
 from celery_strategies.transport.connector import Connector
 from celery_strategies.transport.drain import Drain
 from celery_strategies.transport.keeper import LOOP_STALE_AFTER, Keeper
+from celery_strategies.transport.keeper import logger as keeper_logger
 from celery_strategies.transport.leads import Leads
 from celery_strategies.transport.permits import Permits
 from celery_strategies.transport.session import Session
@@ -82,8 +83,9 @@ class Presence:
             self._keeper.follow()
 
     def turned(self, now: float) -> None:
-        """Note that the loop turned at *now* (monotonic seconds)."""
+        """Note that the loop turned at *now* (monotonic seconds), and write what the keeper has to say."""
         self._turned = now
+        keeper_logger.flush()
 
     def nudge(self) -> None:
         """Have the keeper look now: the worker shuts down."""
